@@ -1,0 +1,77 @@
+"""GR00T-N1.5's dimensions. `GrootConfig()` is the published 3B model; `tiny()` is the same code at a few million parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """SigLIP2 tower: `image_size` / `patch_size` squared tokens per image."""
+
+    image_size: int = 224
+    patch_size: int = 14
+    layers: int = 27
+    width: int = 1152
+    heads: int = 16
+    mlp: int = 4304
+
+
+@dataclass(frozen=True)
+class LanguageConfig:
+    """Qwen3 decoder cut to its first `layers` layers. `tokenizer`: "bytes", or the folder of a Hugging Face tokenizer."""
+
+    layers: int = 12
+    width: int = 2048
+    heads: int = 16
+    kv_heads: int = 8
+    head_dim: int = 128
+    mlp: int = 6144
+    vocabulary: int = 151_680
+    image_token: int = 151_669
+    rope_theta: float = 1e6
+    tokenizer: str = "nvidia/GR00T-N1.5-3B"
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """VL self-attention and the flow-matching diffusion transformer (DiT)."""
+
+    vl_layers: int = 4
+    vl_heads: int = 32
+    layers: int = 16
+    width: int = 1536
+    heads: int = 32
+    hidden: int = 1024
+    future_tokens: int = 32
+    max_positions: int = 1024
+    embodiments: int = 32
+    dropout: float = 0.2
+
+
+@dataclass(frozen=True)
+class GrootConfig:
+    """The whole policy. Widths D and A are what states and actions are padded to.
+
+    embodiments: data set name -> slot of the per-embodiment weights; data sets that are not named take `new_embodiment`.
+    tune_*:      what is trained; the published fine-tune trains the projectors and the diffusion head.
+    euler_steps: integration steps of `act`.
+    """
+
+    vision: VisionConfig = VisionConfig()
+    language: LanguageConfig = LanguageConfig()
+    head: HeadConfig = HeadConfig()
+    horizon: int = 16
+    state_width: int = 64
+    action_width: int = 32
+    embodiments: dict[str, int] = field(default_factory=dict)
+    new_embodiment: int = 31
+    tune_llm: bool = False
+    tune_visual: bool = False
+    tune_projector: bool = True
+    tune_diffusion: bool = True
+    euler_steps: int = 4
+    time_buckets: int = 1000
+    beta_alpha: float = 1.5
+    beta_beta: float = 1.0
+    noise_s: float = 0.999

@@ -1,0 +1,125 @@
+"""A run is one frozen dataclass. It is saved beside every checkpoint, and a recipe is a function that returns one."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from drivetrain.policies.groot.config import GrootConfig
+from drivetrain.types import DrivetrainError, PackShape
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Which samples are drawn, and how often.
+
+    weights:  data set name -> share of the samples drawn; shares are normalised. Empty: every data set by its number of steps.
+    held_out: the last so many episodes of each data set are never drawn.
+    """
+
+    weights: dict[str, float] = field(default_factory=dict)
+    held_out: int = 0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The global batch of one optimizer update, whatever the number of processes.
+
+    samples: observations per update.   packs: into how many packs they are laid; a process takes every W-th.
+    draws:   flow-matching draws (noise, time) per observation.   shape: the fixed shape of a pack.
+    """
+
+    samples: int = 64
+    packs: int = 2
+    draws: int = 1
+    shape: PackShape = PackShape(tokens=4096, samples=32, images=32)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """AdamW with linear warm-up and cosine decay, counted in optimizer updates."""
+
+    learning_rate: float = 1e-4
+    betas: tuple[float, float] = (0.95, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 1e-5
+    clip_norm: float = 1.0
+    warmup_steps: int = 500
+    final_learning_rate: float = 0.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that decides what a run computes.
+
+    steps:      optimizer updates.
+    lake, lake_version: filled in when the run starts; a resumed run reads the same version.
+    save_every, log_every, keep_checkpoints: in updates, updates, and checkpoints kept.
+    precision:  of the forward and backward pass; weights and optimizer state stay float32.
+    workers:    loader processes per training process; 0 loads in a thread.
+    threads:    CPU threads per training process; 0 leaves torch's default.
+    """
+
+    recipe: str
+    policy: GrootConfig
+    steps: int
+    seed: int = 0
+    lake: str = ""
+    lake_version: int = 0
+    mixture: Mixture = Mixture()
+    batch: Batch = Batch()
+    optimizer: Optimizer = Optimizer()
+    precision: Literal["float32", "bfloat16"] = "bfloat16"
+    save_every: int = 1000
+    log_every: int = 10
+    keep_checkpoints: int = 2
+    workers: int = 4
+    threads: int = 0
+
+
+def to_json(value: Any) -> str:
+    """A dataclass as JSON text, stable under re-saving."""
+    return json.dumps(dataclasses.asdict(value), indent=2, sort_keys=True)
+
+
+def from_json[T](kind: type[T], text: str) -> T:
+    """The dataclass that `to_json` wrote. Unknown or missing fields are errors that name the field."""
+    return _build(kind, json.loads(text), kind.__name__)
+
+
+def fingerprint(run: Run) -> str:
+    """A short hash of everything that decides what the run computes; equal on all processes of one run."""
+    return hashlib.sha256(to_json(run).encode()).hexdigest()[:16]
+
+
+def read_run(folder: Path) -> Run:
+    """The Run saved as `run.json` in a run's or checkpoint's folder."""
+    file = folder / "run.json"
+    if not file.is_file():
+        raise DrivetrainError(f"{folder} holds no run.json: it is not a drivetrain run. Give the folder that --out named.")
+    return from_json(Run, file.read_text())
+
+
+def _build(kind: Any, value: Any, where: str) -> Any:
+    """`value`, as json.loads gives it, as an instance of the annotated type `kind`; `where` names it in errors."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        known = {f.name for f in dataclasses.fields(kind)}
+        if unknown := set(value) - known:
+            raise DrivetrainError(f"{where} has no field {sorted(unknown)[0]!r}; it was written by another version of drivetrain.")
+        return kind(**{k: _build(hints[k], v, f"{where}.{k}") for k, v in value.items()})  # type: ignore[operator]
+    if origin is tuple:
+        items = arguments[:1] * len(value) if arguments[-1:] == (Ellipsis,) else arguments
+        return tuple(_build(t, v, where) for t, v in zip(items, value, strict=True))
+    if origin is dict:
+        return {k: _build(arguments[1], v, f"{where}[{k!r}]") for k, v in value.items()}
+    if origin in (typing.Union, types.UnionType):
+        return None if value is None else _build(next(a for a in arguments if a is not type(None)), value, where)
+    return value
