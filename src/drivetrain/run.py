@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from drivetrain.policies.groot.config import GrootConfig
 from drivetrain.types import DrivetrainError, PackShape
 
@@ -32,13 +34,14 @@ class Batch:
     """The global batch of one optimizer update, whatever the number of processes.
 
     samples: observations per update.   packs: into how many packs they are laid; a process takes every W-th.
-    draws:   flow-matching draws (noise, time) per observation.   shape: the fixed shape of a pack.
+    draws:   flow-matching draws (noise, time) per observation.
+    shape:   the fixed shape of a pack; None: the smallest that fits, measured from the plan when the run starts.
     """
 
     samples: int = 64
     packs: int = 2
     draws: int = 1
-    shape: PackShape = PackShape(tokens=4096, samples=32, images=32)
+    shape: PackShape | None = None
 
 
 @dataclass(frozen=True)
@@ -81,16 +84,17 @@ class Run:
     keep_checkpoints: int = 2
     workers: int = 4
     threads: int = 0
+    shard: int = 0
 
 
 def to_json(value: Any) -> str:
-    """A dataclass as JSON text, stable under re-saving."""
-    return json.dumps(dataclasses.asdict(value), indent=2, sort_keys=True)
+    """Dataclasses, and dictionaries of them, as JSON text; stable under re-saving. Arrays become lists."""
+    return json.dumps(value, indent=2, sort_keys=True, default=_plain)
 
 
 def from_json[T](kind: type[T], text: str) -> T:
-    """The dataclass that `to_json` wrote. Unknown or missing fields are errors that name the field."""
-    return _build(kind, json.loads(text), kind.__name__)
+    """What `to_json` wrote. Fields that `kind` does not know are errors that name the field."""
+    return _build(kind, json.loads(text), getattr(kind, "__name__", str(kind)))
 
 
 def fingerprint(run: Run) -> str:
@@ -106,6 +110,10 @@ def read_run(folder: Path) -> Run:
     return from_json(Run, file.read_text())
 
 
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+
+
 def _build(kind: Any, value: Any, where: str) -> Any:
     """`value`, as json.loads gives it, as an instance of the annotated type `kind`; `where` names it in errors."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -115,6 +123,8 @@ def _build(kind: Any, value: Any, where: str) -> Any:
         if unknown := set(value) - known:
             raise DrivetrainError(f"{where} has no field {sorted(unknown)[0]!r}; it was written by another version of drivetrain.")
         return kind(**{k: _build(hints[k], v, f"{where}.{k}") for k, v in value.items()})  # type: ignore[operator]
+    if kind is np.ndarray:
+        return np.array(value, dtype=np.float64)
     if origin is tuple:
         items = arguments[:1] * len(value) if arguments[-1:] == (Ellipsis,) else arguments
         return tuple(_build(t, v, where) for t, v in zip(items, value, strict=True))

@@ -1,0 +1,36 @@
+"""Policies. Each lives in a folder of its own and is found through its config class, so there is no list to extend.
+
+A policy's folder holds `config.py` (dimensions), `model.py` (`make_model`), `processor.py` (`make_processor`) and
+`parallelize.py` (`parallelize`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from drivetrain.types import DatasetInfo, Processor
+
+
+def make_model(config: Any) -> nn.Module:
+    """A policy with fresh weights, drawn from torch's global generator; a `types.Policy` whose forward is its loss."""
+    return _room(config, "model").make_model(config)
+
+
+def make_processor(config: Any, datasets: dict[str, DatasetInfo], draws: int = 1) -> Processor:
+    """The data side of a policy. draws: K, flow draws per observation."""
+    return _room(config, "processor").make_processor(config, datasets, draws)
+
+
+def parallelize(config: Any, model: nn.Module, mesh: DeviceMesh, precision: str) -> None:
+    """Shard and compile `model` in place."""
+    _room(config, "parallelize").parallelize(model, mesh, precision)
+
+
+def _room(config: Any, name: str) -> ModuleType:
+    return importlib.import_module(f"{type(config).__module__.rpartition('.')[0]}.{name}")

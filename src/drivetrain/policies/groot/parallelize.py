@@ -1,0 +1,33 @@
+"""How GR00T is sharded and compiled. The model itself knows nothing of it."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+from drivetrain.policies.groot.model import Groot
+
+
+def parallelize(model: Groot, mesh: DeviceMesh, precision: str) -> None:
+    """Shard `model` in place: blocks as units, root last; gradients are summed in float32, never averaged.
+
+    The loss is divided once, by the global count, so no reduction may divide again.
+    """
+    half = torch.bfloat16 if precision == "bfloat16" else None
+    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for block in blocks(model):
+        if mesh.device_type == "cuda":
+            block.compile(dynamic=False)
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    register_fsdp_forward_method(model, "act")
+    for module in model.modules():
+        if hasattr(module, "set_gradient_divide_factor"):
+            module.set_gradient_divide_factor(1.0)
+
+
+def blocks(model: Groot) -> list[nn.Module]:
+    """The repeated blocks, in the order in which a forward pass meets them."""
+    return [*model.vision.blocks, *model.language.blocks, *model.vl_attention.blocks, *model.dit.blocks]

@@ -1,0 +1,86 @@
+"""What a run tells of itself: one JSON line and one plain line per interval, from the slowest rank's point of view."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from drivetrain.parallel.mesh import World
+from drivetrain.types import PackedBatch
+
+
+@dataclass
+class Interval:
+    """Sums over the updates since the last line. Tensors stay on the device until the line is written."""
+
+    steps: int = 0
+    samples: int = 0
+    tokens: int = 0
+    token_slots: int = 0
+    data_wait_seconds: float = 0.0
+    started: float = field(default_factory=time.perf_counter)
+
+    def add(self, packs: list[PackedBatch], waited: float) -> None:
+        self.steps += 1
+        self.data_wait_seconds += waited
+        for p in packs:
+            self.samples += int((p.weight > 0).sum())
+            self.tokens += int(p.cu_tokens[-2])
+            self.token_slots += p.tokens.numel()
+
+
+class Meters:
+    """Writes `metrics.jsonl`; rank 0 alone writes and prints, after the ranks have been compared."""
+
+    def __init__(self, folder: Path, world: World, steps: int):
+        self.world, self.steps = world, steps
+        self.file = folder / "metrics.jsonl"
+        self.interval = Interval()
+
+    def event(self, event: str, **values: object) -> None:
+        """One line about something that happened, such as a start, a resume, a saved checkpoint."""
+        if self.world.main:
+            self._write({"event": event, **values})
+
+    def log(self, step: int, loss: torch.Tensor, learning_rate: float, grad_norm: torch.Tensor) -> None:
+        """Close the interval that ends with update `step` (1-based). Called on every rank."""
+        loss_value, norm_value = float(loss), float(grad_norm)  # the one host synchronisation of the interval
+        now = self.interval
+        seconds = time.perf_counter() - now.started
+        sums = self.world.sum(torch.tensor([now.samples, now.tokens, now.token_slots], dtype=torch.float64))
+        waits = self.world.gather(now.data_wait_seconds)
+        self.interval = Interval()
+        if not self.world.main:
+            return
+        samples, tokens, slots = sums.tolist()
+        slowest = max(range(len(waits)), key=waits.__getitem__)
+        line = {
+            "step": step,
+            "loss": loss_value,
+            "learning_rate": learning_rate,
+            "grad_norm": norm_value,
+            "samples_per_second": samples / seconds,
+            "tokens_per_second": tokens / seconds,
+            "step_seconds": seconds / now.steps,
+            "data_wait_seconds": waits[slowest] / now.steps,
+            "data_wait_rank": slowest,
+            "compute_seconds": (seconds - waits[slowest]) / now.steps,
+            "fill": tokens / slots,
+        }
+        self._write(line)
+        print(
+            f"step {step}/{self.steps} loss {loss_value:.4f} lr {learning_rate:.2e} grad {norm_value:.2f} "
+            f"{line['samples_per_second']:.1f} samples/s {line['step_seconds'] * 1e3:.0f} ms/step "
+            f"data wait {line['data_wait_seconds'] / line['step_seconds']:.1%} fill {line['fill']:.1%}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _write(self, line: dict) -> None:
+        with self.file.open("a") as out:
+            out.write(json.dumps({**line, "time": time.time()}) + "\n")
