@@ -22,11 +22,18 @@ class Mixture:
     """Which samples are drawn, and how often.
 
     weights:  data set name -> share of the samples drawn; shares are normalised. Empty: every data set by its number of steps.
+    changes:  step -> the weights from that step on.
     held_out: the last so many episodes of each data set are never drawn.
+    window:   0 shuffles each data set as a whole; otherwise so many storage fragments are shuffled together, which
+              reads storage nearly in sequence.
+    fragment: samples per storage fragment.
     """
 
     weights: dict[str, float] = field(default_factory=dict)
+    changes: dict[int, dict[str, float]] = field(default_factory=dict)
     held_out: int = 0
+    window: int = 0
+    fragment: int = 4096
 
 
 @dataclass(frozen=True)
@@ -129,7 +136,7 @@ def _build(kind: Any, value: Any, where: str) -> Any:
         items = arguments[:1] * len(value) if arguments[-1:] == (Ellipsis,) else arguments
         return tuple(_build(t, v, where) for t, v in zip(items, value, strict=True))
     if origin is dict:
-        return {k: _build(arguments[1], v, f"{where}[{k!r}]") for k, v in value.items()}
+        return {arguments[0](k): _build(arguments[1], v, f"{where}[{k!r}]") for k, v in value.items()}
     if origin in (typing.Union, types.UnionType):
         return None if value is None else _build(next(a for a in arguments if a is not type(None)), value, where)
     return value

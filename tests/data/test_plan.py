@@ -140,3 +140,12 @@ def test_mixtures_that_cannot_be_drawn(weights, words):
     spans = make_spans({"a": [5], "empty": [0]})
     with pytest.raises(DrivetrainError, match=words):
         make_plan(spans, np.full(2, 10), np.ones(2, np.int64), samples=2, packs=1, seed=0, weights=weights)
+
+
+def test_a_windowed_epoch_draws_every_sample_once_too():
+    spans = make_spans({"a": [50, 70, 80], "b": [33]})
+    plan = make_plan(
+        spans, np.full(4, 10), np.ones(4, np.int64), samples=233, packs=2, seed=3, fragment=16, window=2,
+    )  # fmt: skip
+    packs = [p for k in range(2) for p in plan.step(k)]
+    assert sorted(np.concatenate([p.sample for p in packs]).tolist()) == sorted([*range(233)] * 2)

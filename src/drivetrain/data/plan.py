@@ -8,13 +8,14 @@ Rank r of W takes packs r, r+W, r+2W, ... of each step; a resumed run needs the 
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from drivetrain.data.mixture import Blend, integer_shares
 from drivetrain.data.permutation import key, permute
+from drivetrain.data.windows import permute_windows
 from drivetrain.types import DrivetrainError, PackShape, Spans
 
 ROUND_TOKENS = 128  # token budgets are multiples of this: attention tiles, and FP8 products need 16
@@ -46,6 +47,7 @@ class PackPlan:
     tokens, images: int64 [spans]; what a sample of each span costs.
     blend:   how many draws each data set gets, by step.
     samples: observations per step.   packs: packs per step.   shape: the fixed shape that every pack fits.
+    fragment, window: shuffle within `window` storage fragments of so many samples; window 0 shuffles a whole data set.
     """
 
     spans: Spans
@@ -56,6 +58,8 @@ class PackPlan:
     samples: int
     packs: int
     shape: PackShape
+    fragment: int = 0
+    window: int = 0
 
     @cached_property
     def offsets(self) -> np.ndarray:
@@ -84,11 +88,17 @@ class PackPlan:
             epoch, place = draw // size, draw % size
             index = np.empty_like(place)
             for e in np.unique(epoch):
-                index[epoch == e] = permute(place[epoch == e], size, key(self.seed, int(d), int(e)))
+                index[epoch == e] = self.shuffled(place[epoch == e], size, key(self.seed, int(d), int(e)))
             at = np.searchsorted(self.set_offsets[d], index, side="right") - 1
             parts.append((self.set_spans[d][at], index - self.set_offsets[d][at], epoch))
         span, offset, epoch = (np.concatenate(column) for column in zip(*parts, strict=True))
         return span, offset, epoch
+
+    def shuffled(self, place: np.ndarray, size: int, epoch_key: int) -> np.ndarray:
+        """Which of a data set's samples stand at these places of an epoch. int64 [n] -> int64 [n]."""
+        if self.window:
+            return permute_windows(place, size, epoch_key, self.fragment, self.window)
+        return permute(place, size, epoch_key)
 
     def step(self, step: int) -> list[Pack]:
         """The packs of one step: `self.packs` of them, or a few more in the rare step that does not fit its budget."""
@@ -116,12 +126,15 @@ def make_plan(
     weights: dict[str, float] | None = None,
     changes: dict[int, dict[str, float]] | None = None,
     shape: PackShape | None = None,
+    fragment: int = 4096,
+    window: int = 0,
 ) -> PackPlan:
     """A plan, checked.
 
     weights: data set name -> share of the samples drawn; None: every data set by its number of samples.
     changes: step -> the weights from that step on.
     shape:   None: the smallest shape that holds the packs of a spread of steps, measured here.
+    fragment, window: as in PackPlan.
     Raises DrivetrainError for an unknown or missing data set, an empty one with weight, or a sample beyond the budget.
     """
     if not len(spans.length):
@@ -133,11 +146,10 @@ def make_plan(
     phases = {0: weights or natural, **(changes or {})}
     starts = tuple(sorted(phases))
     shares = tuple(tuple(integer_shares(_in_order(phases[s], natural))) for s in starts)
-    plan = PackPlan(
-        spans, tokens, images, Blend(starts, shares, samples), seed, samples, packs, shape or _UNBOUNDED
-    )
+    blend = Blend(starts, shares, samples)
+    plan = PackPlan(spans, tokens, images, blend, seed, samples, packs, shape or _UNBOUNDED, fragment, window)
     if shape is None:
-        return PackPlan(spans, tokens, images, plan.blend, seed, samples, packs, measured_shape(plan))
+        return replace(plan, shape=measured_shape(plan))
     drawn = np.array(shares).sum(axis=0)[spans.dataset] > 0
     if (too_long := drawn & ((tokens > shape.tokens) | (images > shape.images))).any():
         worst = int(np.argmax(np.where(too_long, tokens, -1)))

@@ -77,7 +77,8 @@ def _train(run: Run, lake_uri: str, out: Path, start: Path | None, here: World) 
 
 def plan_of(run: Run, lake: Lake, processor: Processor) -> PackPlan:
     """The run's pack plan; a pure function of the run and of the lake version."""
-    spans = lake.spans(list(run.mixture.weights) or None, held_out=run.mixture.held_out)
+    named = {name for weights in (run.mixture.weights, *run.mixture.changes.values()) for name in weights}
+    spans = lake.spans(sorted(named) or None, held_out=run.mixture.held_out)
     cameras = np.array([len(lake.datasets[name].cameras) for name in spans.datasets], dtype=np.int64)[spans.dataset]
     kinds, of_kind = np.unique(np.stack([cameras, spans.task]), axis=1, return_inverse=True)
     tokens = np.array([processor.token_count(int(c), spans.tasks[t]) for c, t in kinds.T], dtype=np.int64)
@@ -89,5 +90,8 @@ def plan_of(run: Run, lake: Lake, processor: Processor) -> PackPlan:
         packs=run.batch.packs,
         seed=run.seed,
         weights=run.mixture.weights or None,
+        changes=run.mixture.changes,
+        fragment=run.mixture.fragment,
+        window=run.mixture.window,
         shape=run.batch.shape,
     )

@@ -1,0 +1,163 @@
+"""`drivetrain demo`: the whole path on a CPU in minutes, from demonstrations to a measured policy."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from drivetrain.checkpoint.export import ExportedPolicy, blind, export, write_policy
+from drivetrain.checkpoint.save import find
+from drivetrain.evaluate.open_loop import open_loop
+from drivetrain.evaluate.record import record
+from drivetrain.evaluate.report import write_report
+from drivetrain.evaluate.rollout import evaluate
+from drivetrain.lake.ingest import ingest
+from drivetrain.lake.lake import open_lake
+from drivetrain.policies import make_model
+from drivetrain.recipes.groot import groot_demo
+from drivetrain.run import Run, read_run
+from drivetrain.types import DrivetrainError
+
+SUITE = "metaworld/button-press-topdown"
+EPISODES = 30  # demonstrations, from the initial states 0..29
+EVALUATION_STATES = range(30, 50)
+MAX_STEPS = 150
+EXECUTE = 4  # actions of a chunk that are run before the policy is asked again
+HELD_OUT = 2  # episodes of the user's own data that are kept for measuring
+PROCESSES = 2
+
+
+def demo(out: Path, *, dataset: Path | None = None, seed: int = 0) -> dict:
+    """Run everything into the new folder `out`; returns the summary that `--json` prints.
+
+    dataset: a LeRobot folder to train on instead of recording one; it is measured open loop on held-out episodes.
+    """
+    started = time.perf_counter()
+    if out.exists() and any(out.iterdir()):
+        raise DrivetrainError(f"{out} is not empty. Remove it, or give another --out.")
+    out.mkdir(parents=True, exist_ok=True)
+    source = dataset
+    if source is None:
+        say(f"1/5 record: {EPISODES} scripted demonstrations of {SUITE}")
+        source = out / "dataset"
+        record(SUITE, EPISODES, source, image_size=groot_demo().policy.vision.image_size, seed=seed)
+    say(f"2/5 ingest: {source} into a lake")
+    ingest([str(source)], str(out / "lake"), image_size=groot_demo().policy.vision.image_size)
+
+    say(f"3/5 train: {PROCESSES} processes, one of them killed half-way")
+    resumed_at = train_with_a_kill(out, seed, held_out=HELD_OUT if dataset else 0)
+    checkpoint = find(out / "train")
+    policy = export(out / "train", out / "policy")
+
+    say("4/5 measure")
+    measured = measure_open_loop(out, policy) if dataset else measure_in_simulation(out, policy, read_run(out / "train"))
+
+    say("5/5 report")
+    summary = {
+        **measured,
+        "resumed_at_step": resumed_at,
+        "lake": str(out / "lake"),
+        "checkpoint": str(checkpoint),
+        "policy": str(policy),
+        "report": str(out / "report.html"),
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+    (out / "summary.json").write_text(json.dumps(summary, indent=2))
+    write_report(out / "report.html", out)
+    return summary
+
+
+def train_with_a_kill(out: Path, seed: int, held_out: int) -> int:
+    """Train through torchrun; SIGKILL one process half-way. Returns the step at which the run went on."""
+    run = groot_demo()
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}", "--max-restarts=1",
+        "-m", "drivetrain", "train", run.recipe, "--lake", str(out / "lake"), "--out", str(out / "train"),
+        "--resume", "auto", "--seed", str(seed), "--mixture.held-out", str(held_out),
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    log = out / "train.log"
+    with log.open("w") as output:
+        child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        resumed_at = None
+        try:
+            for line in follow(out / "train" / "metrics.jsonl", child):
+                if "loss" in line:
+                    say(
+                        f"    step {line['step']}/{run.steps} loss {line['loss']:.3f} "
+                        f"{line['samples_per_second']:.0f} samples/s data wait {line['data_wait_seconds'] * 1e3:.0f} ms"
+                    )
+                if line.get("event") == "started":
+                    victim = line["pids"][-1]
+                if line.get("event") == "resumed":
+                    resumed_at = line["step"]
+                    say(f"    resumed at step {resumed_at}")
+                if line.get("event") == "checkpoint" and line["step"] >= run.steps // 2 and victim:
+                    say(f"    kill -9 {victim}, on purpose")
+                    os.kill(victim, signal.SIGKILL)
+                    victim = None
+        finally:
+            if child.poll() is None:
+                child.terminate()
+                child.wait()
+    if child.returncode or resumed_at is None:
+        raise DrivetrainError(f"training failed; its output is in {log}:\n{log.read_text()[-2000:]}")
+    return resumed_at
+
+
+def follow(file: Path, child: subprocess.Popen) -> Iterator[dict]:
+    """The lines of a growing JSON-lines file, until the process that writes it has ended."""
+    position, rest = 0, ""
+    while True:
+        ended = child.poll() is not None
+        if file.exists():
+            with file.open() as lines:
+                lines.seek(position)
+                *whole, rest = (rest + lines.read()).split("\n")
+                position = lines.tell()
+            yield from map(json.loads, whole)
+        if ended:
+            return
+        time.sleep(0.05)
+
+
+def measure_in_simulation(out: Path, policy: Path, run: Run) -> dict:
+    """Success of the untrained, the trained and the trained-but-blind policy from the same initial states."""
+    trained = ExportedPolicy(policy)
+    torch.manual_seed(run.seed)
+    untrained_folder = write_policy(
+        make_model(run.policy), run.policy, {trained.info.name: trained.info}, out / "untrained", recipe=run.recipe, step=0
+    )
+    policies = {
+        "untrained": ExportedPolicy(untrained_folder).act,
+        "trained": trained.act,
+        "blind": blind(trained.act),
+    }
+    measured = {}
+    for name, act in policies.items():
+        results = evaluate(
+            act, SUITE, EVALUATION_STATES, max_steps=MAX_STEPS, execute=EXECUTE, out=out / "evaluation" / name
+        )
+        successes = sum(r.success for r in results)
+        measured[name] = {"successes": successes, "episodes": len(results)}
+        say(f"    {name}: {successes} of {len(results)}")
+    return measured
+
+
+def measure_open_loop(out: Path, policy: Path) -> dict:
+    """Error of predicted action chunks on held-out episodes, against two baselines."""
+    errors = open_loop(ExportedPolicy(policy), open_lake(str(out / "lake")), held_out=HELD_OUT)
+    (out / "open_loop.json").write_text(json.dumps(errors, indent=2))
+    return {"open_loop": errors}
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
