@@ -63,7 +63,7 @@ install_uv() {
             python=/usr/bin/python3
         fi
     fi
-    "$python" -m pip install --quiet --disable-pip-version-check --no-warn-script-location --upgrade \
+    PIP_ROOT_USER_ACTION=ignore "$python" -m pip install --quiet --disable-pip-version-check --no-warn-script-location --upgrade \
         --target .tools 'uv>=0.8,<1' || stop "pip could not install uv (see above). Type: $python -m pip install --user uv"
 }
 

@@ -19,7 +19,7 @@ from drivetrain.types import DrivetrainError, PackShape
 class Mixture:
     """Which samples are drawn, and how often.
 
-    weights:  data set name -> share of the samples drawn; shares are normalised. Empty: every data set by its number of steps.
+    weights:  data set name -> share of the samples drawn; shares are normalised. Empty: every data set by its steps.
     held_out: the last so many episodes of each data set are never drawn.
     """
 
@@ -38,7 +38,7 @@ class Batch:
     samples: int = 64
     packs: int = 2
     draws: int = 1
-    shape: PackShape = PackShape(tokens=4096, samples=32, images=32)
+    shape: PackShape = PackShape(tokens=4096, samples=32, images=32)  # noqa: RUF009 (PackShape is frozen)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,9 @@ def read_run(folder: Path) -> Run:
     """The Run saved as `run.json` in a run's or checkpoint's folder."""
     file = folder / "run.json"
     if not file.is_file():
-        raise DrivetrainError(f"{folder} holds no run.json: it is not a drivetrain run. Give the folder that --out named.")
+        raise DrivetrainError(
+            f"{folder} holds no run.json: it is not a drivetrain run. Give the folder that --out named."
+        )
     return from_json(Run, file.read_text())
 
 
@@ -113,7 +115,9 @@ def _build(kind: Any, value: Any, where: str) -> Any:
         hints = typing.get_type_hints(kind)
         known = {f.name for f in dataclasses.fields(kind)}
         if unknown := set(value) - known:
-            raise DrivetrainError(f"{where} has no field {sorted(unknown)[0]!r}; it was written by another version of drivetrain.")
+            raise DrivetrainError(
+                f"{where} has no field {sorted(unknown)[0]!r}; it was written by another version of drivetrain."
+            )
         return kind(**{k: _build(hints[k], v, f"{where}.{k}") for k, v in value.items()})  # type: ignore[operator]
     if origin is tuple:
         items = arguments[:1] * len(value) if arguments[-1:] == (Ellipsis,) else arguments
