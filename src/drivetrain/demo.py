@@ -58,7 +58,9 @@ def demo(out: Path, *, dataset: Path | None = None, seed: int = 0) -> dict:
     policy = export(out / "train", out / "policy")
 
     say("4/5 measure")
-    measured = measure_open_loop(out, policy) if dataset else measure_in_simulation(out, policy, read_run(out / "train"))
+    measured = (
+        measure_open_loop(out, policy) if dataset else measure_in_simulation(out, policy, read_run(out / "train"))
+    )
 
     say("5/5 report")
     summary = {
@@ -134,7 +136,12 @@ def measure_in_simulation(out: Path, policy: Path, run: Run) -> dict:
     trained = ExportedPolicy(policy)
     torch.manual_seed(run.seed)
     untrained_folder = write_policy(
-        make_model(run.policy), run.policy, {trained.info.name: trained.info}, out / "untrained", recipe=run.recipe, step=0
+        make_model(run.policy),
+        run.policy,
+        {trained.info.name: trained.info},
+        out / "untrained",
+        recipe=run.recipe,
+        step=0,
     )
     policies = {
         "untrained": ExportedPolicy(untrained_folder).act,

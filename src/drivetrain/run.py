@@ -21,7 +21,7 @@ from drivetrain.types import DrivetrainError, PackShape
 class Mixture:
     """Which samples are drawn, and how often.
 
-    weights:  data set name -> share of the samples drawn; shares are normalised. Empty: every data set by its number of steps.
+    weights:  data set name -> share of the samples drawn; shares are normalised. Empty: every data set by its steps.
     changes:  step -> the weights from that step on.
     held_out: the last so many episodes of each data set are never drawn.
     window:   0 shuffles each data set as a whole; otherwise so many storage fragments are shuffled together, which
@@ -113,12 +113,18 @@ def read_run(folder: Path) -> Run:
     """The Run saved as `run.json` in a run's or checkpoint's folder."""
     file = folder / "run.json"
     if not file.is_file():
-        raise DrivetrainError(f"{folder} holds no run.json: it is not a drivetrain run. Give the folder that --out named.")
+        raise DrivetrainError(
+            f"{folder} holds no run.json: it is not a drivetrain run. Give the folder that --out named."
+        )
     return from_json(Run, file.read_text())
 
 
 def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray) else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    return (
+        value.tolist()
+        if isinstance(value, np.ndarray)
+        else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    )
 
 
 def _build(kind: Any, value: Any, where: str) -> Any:
@@ -128,7 +134,9 @@ def _build(kind: Any, value: Any, where: str) -> Any:
         hints = typing.get_type_hints(kind)
         known = {f.name for f in dataclasses.fields(kind)}
         if unknown := set(value) - known:
-            raise DrivetrainError(f"{where} has no field {sorted(unknown)[0]!r}; it was written by another version of drivetrain.")
+            raise DrivetrainError(
+                f"{where} has no field {sorted(unknown)[0]!r}; it was written by another version of drivetrain."
+            )
         return kind(**{k: _build(hints[k], v, f"{where}.{k}") for k, v in value.items()})  # type: ignore[operator]
     if kind is np.ndarray:
         return np.array(value, dtype=np.float64)

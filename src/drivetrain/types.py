@@ -21,9 +21,16 @@ class DrivetrainError(Exception):
     """A fault that the user can act on: what is wrong, where, and what to type. Shown without a stack trace."""
 
 
+class UsageError(DrivetrainError):
+    """A bad argument (a folder that does not exist, a name that is not known): the command line exits with 2, not 1."""
+
+
 @dataclass(frozen=True)
 class FeatureStatistics:
-    """Statistics of one numeric feature over all its rows, float64 [dimensions] each. Quantiles: share of rows below."""
+    """Statistics of one numeric feature over all its rows, float64 [dimensions] each.
+
+    q01 ... q99: quantiles; so large a share of the rows lies below.
+    """
 
     count: int
     mean: np.ndarray
@@ -61,7 +68,7 @@ class DatasetInfo:
 
 @dataclass(frozen=True)
 class Spans:
-    """Where the samples are: runs of consecutive steps of one episode that share one instruction. The plan's only input.
+    """Where the samples are: runs of consecutive steps of one episode with one instruction. The plan's only input.
 
     A sample is one step of one span; sample ids count through the spans in this order, so that
     `offsets[i] + k` is step k of span i. All arrays are int64 [number of spans].
@@ -155,7 +162,7 @@ class PackShape:
 
 @dataclass
 class PackedBatch:
-    """Variable-length samples laid end to end. No tensor has a batch-shaped padding; every shape is fixed by `PackShape`.
+    """Variable-length samples laid end to end. No batch-shaped padding; every shape is fixed by `PackShape`.
 
     tokens:         int64 [T]; the samples' tokens, then the dummy tail (token 0).
     positions:      int64 [T]; 0..S_i-1 within each sample, and within the tail.
@@ -192,7 +199,9 @@ class PackedBatch:
     def to(self, device: torch.device | str) -> PackedBatch:
         """The same pack on `device`, copied without waiting where the memory is pinned."""
         moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return PackedBatch(**{k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in moved.items()})
+        return PackedBatch(
+            **{k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in moved.items()}
+        )
 
     def pin_memory(self) -> PackedBatch:
         """The same pack in page-locked memory (torch's DataLoader calls this by name)."""
@@ -223,12 +232,12 @@ class Policy(Protocol):
         ...
 
     def act(self, batch: PackedBatch) -> Tensor:
-        """Normalised action chunks, float32 [B, H, A], integrated from `batch.noise[:, 0]`; `batch.actions` is not read."""
+        """Normalised action chunks, float32 [B, H, A], from `batch.noise[:, 0]`; `batch.actions` is not read."""
         ...
 
 
 class Processor(Protocol):
-    """The data side of a policy: from steps to samples, from normalised actions back to physical ones. Runs in workers."""
+    """The data side of a policy: steps to samples, normalised actions back to physical ones. Runs in workers."""
 
     def token_count(self, cameras: int, task: str) -> int:
         """How many tokens a sample with so many cameras and this instruction takes; known without reading it."""

@@ -14,7 +14,9 @@ def make_spans(lengths: dict[str, list[int]]) -> Spans:
     length = np.concatenate([np.array(v) for v in lengths.values()]).astype(np.int64)
     first = np.concatenate([[0], np.cumsum(length)[:-1]])
     n = len(length)
-    return Spans(tuple(lengths), ("task",), dataset, np.zeros(n, np.int64), np.arange(n), first, length, first + length - 1)
+    return Spans(
+        tuple(lengths), ("task",), dataset, np.zeros(n, np.int64), np.arange(n), first, length, first + length - 1
+    )
 
 
 def mixed_plan(packs: int, per_pack: int = 32, **more):
@@ -134,7 +136,12 @@ def test_a_sample_beyond_the_budget_is_named():
 
 @pytest.mark.parametrize(
     ("weights", "words"),
-    [({"c": 1.0}, "names 'c'"), ({"empty": 1.0}, "no samples to draw"), ({"a": -1.0}, "not negative"), ({"a": 0.0}, "not all zero")],
+    [
+        ({"c": 1.0}, "names 'c'"),
+        ({"empty": 1.0}, "no samples to draw"),
+        ({"a": -1.0}, "not negative"),
+        ({"a": 0.0}, "not all zero"),
+    ],
 )
 def test_mixtures_that_cannot_be_drawn(weights, words):
     spans = make_spans({"a": [5], "empty": [0]})

@@ -1,8 +1,8 @@
 """From a checkpoint to a policy folder, and from a policy folder to something that acts.
 
-    OUT/config.json         the policy's dimensions, the recipe and the update count
-    OUT/datasets.json       the data sets it was trained on, with the statistics its inputs and outputs are scaled by
-    OUT/model.safetensors   the weights, float32
+OUT/config.json         the policy's dimensions, the recipe and the update count
+OUT/datasets.json       the data sets it was trained on, with the statistics its inputs and outputs are scaled by
+OUT/model.safetensors   the weights, float32
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def export(checkpoint: Path, out: Path) -> Path:
     return write_policy(model, run.policy, datasets, out, recipe=run.recipe, step=step_of(found))
 
 
-def write_policy(model: torch.nn.Module, config, datasets: dict[str, DatasetInfo], out: Path, *, recipe: str, step: int) -> Path:
+def write_policy(
+    model: torch.nn.Module, config, datasets: dict[str, DatasetInfo], out: Path, *, recipe: str, step: int
+) -> Path:
     """A complete policy folder, or none: it is written beside `out` and renamed."""
     if out.exists():
         raise DrivetrainError(f"{out} exists. Remove it, or give another --out.")
@@ -45,7 +47,9 @@ def write_policy(model: torch.nn.Module, config, datasets: dict[str, DatasetInfo
     try:
         partial.mkdir(parents=True)
     except OSError as fault:
-        raise DrivetrainError(f"cannot write to {out.parent}: {fault.strerror}. Give an --out that you may write to.") from None
+        raise DrivetrainError(
+            f"cannot write to {out.parent}: {fault.strerror}. Give an --out that you may write to."
+        ) from None
     about = {"recipe": recipe, "step": step, "policy": json.loads(to_json(config))}
     (partial / "config.json").write_text(json.dumps(about, indent=2, sort_keys=True))
     (partial / "datasets.json").write_text(to_json(datasets))
@@ -62,12 +66,16 @@ class ExportedPolicy:
         from drivetrain.policies.groot.config import GrootConfig
 
         if not (folder / "config.json").is_file():
-            raise DrivetrainError(f"{folder} is no policy folder. Make one with `drivetrain export CHECKPOINT --out {folder}`.")
+            raise DrivetrainError(
+                f"{folder} is no policy folder. Make one with `drivetrain export CHECKPOINT --out {folder}`."
+            )
         about = json.loads((folder / "config.json").read_text())
         self.config = from_json(GrootConfig, json.dumps(about["policy"]))
         datasets = from_json(dict[str, DatasetInfo], (folder / "datasets.json").read_text())
         if dataset is None and len(datasets) > 1:
-            raise DrivetrainError(f"{folder} was trained on {', '.join(datasets)}; say with --data-set which robot to drive.")
+            raise DrivetrainError(
+                f"{folder} was trained on {', '.join(datasets)}; say with --data-set which robot to drive."
+            )
         self.dataset = dataset or next(iter(datasets))
         if self.dataset not in datasets:
             raise DrivetrainError(f"{folder} was trained on {', '.join(datasets)}, not on {self.dataset!r}.")

@@ -1,8 +1,8 @@
 """Checkpoints for resuming: sharded, written in the background, visible only when complete on all ranks.
 
-    OUT/checkpoints/step_00000100/       model and optimizer (torch DCP), run.json, datasets.json
-    OUT/checkpoints/latest               the name of the newest complete one, replaced atomically
-    OUT/checkpoints/step_00000150.partial   being written, or left by a process that died; removed at the next start
+OUT/checkpoints/step_00000100/       model and optimizer (torch DCP), run.json, datasets.json
+OUT/checkpoints/latest               the name of the newest complete one, replaced atomically
+OUT/checkpoints/step_00000150.partial   being written, or left by a process that died; removed at the next start
 """
 
 from __future__ import annotations

@@ -43,7 +43,14 @@ class PlannedSteps(Dataset):
     """step -> StepPacks of one rank. Pickles small, so that spawned workers can open the lake themselves."""
 
     def __init__(
-        self, lake_uri: str, lake_version: int, plan: PackPlan, processor: Processor, horizon: int, rank: int, world: int
+        self,
+        lake_uri: str,
+        lake_version: int,
+        plan: PackPlan,
+        processor: Processor,
+        horizon: int,
+        rank: int,
+        world: int,
     ):
         if plan.packs < world:
             raise DrivetrainError(

@@ -138,7 +138,9 @@ def make_plan(
     Raises DrivetrainError for an unknown or missing data set, an empty one with weight, or a sample beyond the budget.
     """
     if not len(spans.length):
-        raise DrivetrainError("the lake holds no samples to train on. Run `drivetrain inspect LAKE` to see what it holds.")
+        raise DrivetrainError(
+            "the lake holds no samples to train on. Run `drivetrain inspect LAKE` to see what it holds."
+        )
     if samples < packs:
         raise DrivetrainError(f"{samples} samples a step cannot fill {packs} packs; lower --batch.packs.")
     sizes = np.bincount(spans.dataset, spans.length, minlength=len(spans.datasets)).astype(np.int64)

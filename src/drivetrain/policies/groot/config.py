@@ -1,4 +1,7 @@
-"""GR00T-N1.5's dimensions. `GrootConfig()` is the published 3B model; `tiny()` is the same code at a few million parameters."""
+"""GR00T-N1.5's dimensions.
+
+`GrootConfig()` is the published 3B model; `tiny()` is the same code at a few million parameters.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ class VisionConfig:
 
 @dataclass(frozen=True)
 class LanguageConfig:
-    """Qwen3 decoder cut to its first `layers` layers. `tokenizer`: "bytes", or the folder of a Hugging Face tokenizer."""
+    """Qwen3 decoder cut to its first `layers` layers.
+
+    tokenizer: "bytes", or the folder of a Hugging Face tokenizer.
+    """
 
     layers: int = 12
     width: int = 2048
@@ -53,7 +59,7 @@ class HeadConfig:
 class GrootConfig:
     """The whole policy. Widths D and A are what states and actions are padded to.
 
-    embodiments: data set name -> slot of the per-embodiment weights; data sets that are not named take `new_embodiment`.
+    embodiments: data set name -> slot of the per-embodiment weights; a data set not named takes `new_embodiment`.
     tune_*:      what is trained; the published fine-tune trains the projectors and the diffusion head.
     euler_steps: integration steps of `act`.
     """
