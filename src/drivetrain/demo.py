@@ -81,15 +81,15 @@ def train_with_a_kill(out: Path, seed: int, held_out: int) -> int:
     """Train through torchrun; SIGKILL one process half-way. Returns the step at which the run went on."""
     run = groot_demo()
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}", "--max-restarts=1",
-        "-m", "drivetrain", "train", run.recipe, "--lake", str(out / "lake"), "--out", str(out / "train"),
+        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}",
+        "--max-restarts=1", "-m", "drivetrain", "train", run.recipe, "--lake", str(out / "lake"), "--out", str(out / "train"),
         "--resume", "auto", "--seed", str(seed), "--mixture.held-out", str(held_out),
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     log = out / "train.log"
     with log.open("w") as output:
         child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
-        resumed_at = None
+        resumed_at, victim = None, 0
         try:
             for line in follow(out / "train" / "metrics.jsonl", child):
                 if "loss" in line:
@@ -105,7 +105,7 @@ def train_with_a_kill(out: Path, seed: int, held_out: int) -> int:
                 if line.get("event") == "checkpoint" and line["step"] >= run.steps // 2 and victim:
                     say(f"    kill -9 {victim}, on purpose")
                     os.kill(victim, signal.SIGKILL)
-                    victim = None
+                    victim = 0
         finally:
             if child.poll() is None:
                 child.terminate()

@@ -9,7 +9,7 @@ Shape letters used in every docstring of the project:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
 import numpy as np
@@ -196,17 +196,18 @@ class PackedBatch:
     epoch: Tensor
     max_tokens: int
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Every field that is a tensor, by name."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {k: v for k, v in values.items() if isinstance(v, Tensor)}
+
     def to(self, device: torch.device | str) -> PackedBatch:
         """The same pack on `device`, copied without waiting where the memory is pinned."""
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return PackedBatch(
-            **{k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in moved.items()}
-        )
+        return replace(self, **{k: v.to(device, non_blocking=True) for k, v in self.tensors().items()})
 
     def pin_memory(self) -> PackedBatch:
         """The same pack in page-locked memory (torch's DataLoader calls this by name)."""
-        pinned = {f.name: getattr(self, f.name) for f in fields(self)}
-        return PackedBatch(**{k: v.pin_memory() if isinstance(v, Tensor) else v for k, v in pinned.items()})
+        return replace(self, **{k: v.pin_memory() for k, v in self.tensors().items()})
 
     def loss_count(self) -> Tensor:
         """float32 scalar: the weight of this pack in the global mean, known before any forward pass."""

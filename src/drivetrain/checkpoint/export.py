@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from drivetrain.data.pack import pack
 from drivetrain.data.plan import ROUND_TOKENS
 from drivetrain.policies import make_model, make_processor
 from drivetrain.run import from_json, read_run, to_json
-from drivetrain.types import DatasetInfo, DrivetrainError, Observation, PackShape
+from drivetrain.types import DatasetInfo, DrivetrainError, Observation, PackShape, Policy
 
 
 def export(checkpoint: Path, out: Path) -> Path:
@@ -37,7 +38,7 @@ def export(checkpoint: Path, out: Path) -> Path:
 
 
 def write_policy(
-    model: torch.nn.Module, config, datasets: dict[str, DatasetInfo], out: Path, *, recipe: str, step: int
+    model: torch.nn.Module, config: Any, datasets: dict[str, DatasetInfo], out: Path, *, recipe: str, step: int
 ) -> Path:
     """A complete policy folder, or none: it is written beside `out` and renamed."""
     if out.exists():
@@ -81,9 +82,9 @@ class ExportedPolicy:
             raise DrivetrainError(f"{folder} was trained on {', '.join(datasets)}, not on {self.dataset!r}.")
         self.info, self.device = datasets[self.dataset], torch.device(device)
         self.processor = make_processor(self.config, datasets)
-        self.model = make_model(self.config)
-        self.model.load_state_dict(load_file(folder / "model.safetensors"))
-        self.model.to(self.device).eval()
+        model = make_model(self.config)
+        model.load_state_dict(load_file(folder / "model.safetensors"))
+        self.model = cast(Policy, model.to(self.device).eval())
 
     def act(self, observations: Sequence[Observation], seeds: Sequence[int]) -> list[np.ndarray]:
         """One action chunk per observation, float32 [H, action dimensions], in physical units.
@@ -93,11 +94,13 @@ class ExportedPolicy:
         for o in observations:
             if missing := [c for c in self.info.cameras if c not in o.images]:
                 raise DrivetrainError(
-                    f"the policy needs the cameras {list(self.info.cameras)}; the observation has {sorted(o.images)}: {missing[0]!r} is missing."
+                    f"camera {missing[0]!r} is missing: the policy needs {list(self.info.cameras)}, "
+                    f"the observation has {sorted(o.images)}."
                 )
             if o.state.shape != (len(self.info.state_names),):
                 raise DrivetrainError(
-                    f"the policy's state is {list(self.info.state_names)}; the observation's state has shape {o.state.shape}."
+                    f"the policy's state is {list(self.info.state_names)}; "
+                    f"the observation's state has shape {o.state.shape}."
                 )
         samples = [
             self.processor.observe(o, dataset=self.dataset, seed=s) for o, s in zip(observations, seeds, strict=True)

@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from drivetrain.run import Run, read_run, to_json
 from drivetrain.types import DatasetInfo, DrivetrainError
@@ -29,12 +31,14 @@ class Checkpoints:
     """The checkpoints of one run. All methods are called on every rank."""
 
     def __init__(self, folder: Path, run: Run, datasets: dict[str, DatasetInfo], notify: Callable[..., None]):
-        """folder: the run's output folder.   datasets: saved with the weights, which mean nothing without their statistics.
-        notify: called on rank 0 as notify("checkpoint", step=..., seconds=...)."""
+        """folder: the run's output folder.
+        datasets: saved with the weights, which mean nothing without their statistics.
+        notify: called on rank 0 as notify("checkpoint", step=..., seconds=...).
+        """
         self.folder, self.run, self.datasets, self.notify = folder / "checkpoints", run, datasets, notify
         self.main = dist.get_rank() == 0
-        # background writes must not interleave with the training thread's collectives, so they have a group of their own
-        self.group = dist.new_group(backend="gloo")
+        # background writes must not interleave with the training thread's collectives: they have their own group
+        self.group = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
         self.pending: Future | None = None
         self.published = threading.Event()
         if self.main:
@@ -52,7 +56,8 @@ class Checkpoints:
             return
         partial = final.with_suffix(".partial")
         self.published.clear()
-        self.pending = dcp.async_save(_state(model, optimizer), checkpoint_id=partial, process_group=self.group)
+        written = async_save(_state(model, optimizer), checkpoint_id=partial, process_group=self.group)
+        self.pending = cast(Future, written)
         if self.main:
             # DCP's coordinator finishes last: its metadata file is written once every rank has written its part
             self.pending.add_done_callback(lambda done: self._publish(done, partial, final, step, started))
@@ -113,7 +118,7 @@ def restore(checkpoint: Path, run: Run, model: nn.Module, optimizer: torch.optim
             f"{checkpoint} belongs to another run: {listed}. Resume with the saved settings, or give another --out."
         )
     state = _state(model, optimizer)
-    dcp.load(state, checkpoint_id=checkpoint)
+    load(state, checkpoint_id=checkpoint)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     return step_of(checkpoint)
 
@@ -130,7 +135,7 @@ def differences(saved: Run, run: Run) -> list[tuple[str, object, object]]:
 def load_model(checkpoint: Path, model: nn.Module) -> None:
     """Load only the weights, in one process, into a model that is not sharded."""
     state = {"model": model.state_dict()}
-    dcp.load(state, checkpoint_id=checkpoint, no_dist=True)
+    load(state, checkpoint_id=checkpoint, no_dist=True)
     model.load_state_dict(state["model"])
 
 

@@ -85,7 +85,7 @@ class PlannedSteps(Dataset):
 
 
 def emptied(batch: PackedBatch) -> PackedBatch:
-    """A pack of the same shapes that counts for nothing: it keeps collectives in step on ranks that have no more work."""
+    """A pack of the same shapes that counts for nothing: it keeps the collectives of all ranks in step."""
     return replace(
         batch,
         action_mask=torch.zeros_like(batch.action_mask),

@@ -1,8 +1,8 @@
 """Which data set each draw comes from, by index: exact shares at every step, in closed form.
 
 Data set d arrives at times (i + 1/2) / w_d on a common clock, i = 0, 1, ...; the global order of draws is the order of
-arrivals. So after any number of draws each set has had its share to within about one draw, at any resume point, and every
-step holds almost the same blend, which is also what keeps the token count of a step nearly constant.
+arrivals. So after any number of draws each set has had its share to within about one draw, at any resume point, and
+every step holds almost the same blend, which is also what keeps the token count of a step nearly constant.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import numpy as np
 ROUNDS = 6
 
 
-def mix(values: np.ndarray | int) -> np.ndarray:
+def mix(values: np.ndarray | np.uint64 | int) -> np.ndarray:
     """uint64 -> uint64 with every input bit spread over every output bit (the finaliser of SplitMix64, Steele 2014)."""
     with np.errstate(over="ignore"):
         z = np.asarray(values, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -71,7 +72,7 @@ class PackPlan:
         """Per data set: its span indices."""
         order = np.argsort(self.spans.dataset, kind="stable")
         bounds = np.searchsorted(self.spans.dataset[order], np.arange(len(self.spans.datasets) + 1))
-        return [order[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        return [order[a:b] for a, b in pairwise(bounds.tolist())]
 
     @cached_property
     def set_offsets(self) -> list[np.ndarray]:

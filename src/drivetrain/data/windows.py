@@ -1,9 +1,9 @@
 """A shuffle that reads storage nearly in sequence: fragments in random order, samples shuffled within a few fragments.
 
-A full shuffle makes every step a random read over the whole data set. Here an epoch visits the fragments of storage in a
-keyed random order, `window` of them at a time, and permutes the samples of a window among each other. So at any moment
-only `window` fragments are being read, and a node's cache needs to hold no more. Like the full permutation it is
-evaluated by index, and it is a bijection of an epoch's samples.
+A full shuffle makes every step a random read over the whole data set. Here an epoch visits the fragments of storage in
+a keyed random order, `window` of them at a time, and permutes the samples of a window among each other. So at any
+moment only `window` fragments are being read, and a node's cache needs to hold no more. Like the full permutation it
+is evaluated by index, and it is a bijection of an epoch's samples.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from drivetrain.types import DrivetrainError
@@ -62,7 +63,7 @@ def world(shard: int = 0, threads: int = 0) -> Iterator[World]:
     if "RANK" in os.environ:
         dist.init_process_group(backend)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     try:
         size = dist.get_world_size()
         shard = shard or size

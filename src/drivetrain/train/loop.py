@@ -1,8 +1,8 @@
 """The training loop.
 
-One update: every rank takes its packs of the step, each pack is one forward and backward pass, gradients are summed over
-packs and ranks, and the loss is divided once, by the global count. So accumulation, packing and the number of processes
-do not change what is computed.
+One update: every rank takes its packs of the step, each pack is one forward and backward pass, gradients are summed
+over packs and ranks, and the loss is divided once, by the global count. So accumulation, packing and the number of
+processes do not change what is computed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from drivetrain.checkpoint.save import Checkpoints
 from drivetrain.data.loader import StepPacks
@@ -62,7 +63,7 @@ def train_steps(
 def update(run: Run, model: nn.Module, batch: StepPacks, world: World) -> torch.Tensor:
     """Accumulate the gradients of one step. Returns this rank's part of the loss; the parts of all ranks sum to it."""
     packs = [p.to(world.device) for p in batch.packs]
-    count = world.sum(sum(p.loss_count() for p in packs))
+    count = world.sum(torch.stack([p.loss_count() for p in packs]).sum())
     loss = torch.zeros((), device=world.device)
     for slot, pack in enumerate(packs):
         # dropout depends on the pack, not on the rank that happens to compute it, nor on what was computed before
@@ -77,4 +78,4 @@ def update(run: Run, model: nn.Module, batch: StepPacks, world: World) -> torch.
 
 def full(value: torch.Tensor) -> torch.Tensor:
     """A scalar that may be spread over ranks, as a plain tensor."""
-    return value.full_tensor() if hasattr(value, "full_tensor") else value
+    return value.full_tensor() if isinstance(value, DTensor) else value

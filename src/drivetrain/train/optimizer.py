@@ -1,4 +1,4 @@
-"""AdamW and its schedule, counted in optimizer updates and nothing else: not processes, not accumulation, not restarts."""
+"""AdamW and its schedule, counted in optimizer updates: not in processes, not in accumulation, not in restarts."""
 
 from __future__ import annotations
 
