@@ -10,11 +10,13 @@ Shape letters used in every docstring of the project:
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:  # importing torch takes seconds; `drivetrain train --help` and the readers of errors need none of it
+    import torch
+    from torch import Tensor
 
 
 class DrivetrainError(Exception):
@@ -196,18 +198,16 @@ class PackedBatch:
     epoch: Tensor
     max_tokens: int
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Every field that is a tensor, by name."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {k: v for k, v in values.items() if isinstance(v, Tensor)}
-
     def to(self, device: torch.device | str) -> PackedBatch:
         """The same pack on `device`, copied without waiting where the memory is pinned."""
-        return replace(self, **{k: v.to(device, non_blocking=True) for k, v in self.tensors().items()})
+        return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in self._tensors()})
 
     def pin_memory(self) -> PackedBatch:
         """The same pack in page-locked memory (torch's DataLoader calls this by name)."""
-        return replace(self, **{k: v.pin_memory() for k, v in self.tensors().items()})
+        return replace(self, **{name: tensor.pin_memory() for name, tensor in self._tensors()})
+
+    def _tensors(self) -> list[tuple[str, Tensor]]:
+        return [(f.name, getattr(self, f.name)) for f in fields(self) if f.name != "max_tokens"]
 
     def loss_count(self) -> Tensor:
         """float32 scalar: the weight of this pack in the global mean, known before any forward pass."""
