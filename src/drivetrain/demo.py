@@ -82,7 +82,8 @@ def train_with_a_kill(out: Path, seed: int, held_out: int) -> int:
     run = groot_demo()
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}",
-        "--max-restarts=1", "-m", "drivetrain", "train", run.recipe, "--lake", str(out / "lake"), "--out", str(out / "train"),
+        "--max-restarts=1", "-m", "drivetrain", "train", run.recipe,
+        "--lake", str(out / "lake"), "--out", str(out / "train"),
         "--resume", "auto", "--seed", str(seed), "--mixture.held-out", str(held_out),
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
