@@ -24,7 +24,8 @@ class VisionConfig:
 class LanguageConfig:
     """Qwen3 decoder cut to its first `layers` layers.
 
-    tokenizer: "bytes", or the folder of a Hugging Face tokenizer.
+    tokenizer:   "bytes", or the folder or hub name of a Hugging Face tokenizer.
+    task_tokens: an instruction is cut to so many tokens; the template around it is never cut.
     """
 
     layers: int = 12
@@ -36,7 +37,8 @@ class LanguageConfig:
     vocabulary: int = 151_680
     image_token: int = 151_669
     rope_theta: float = 1e6
-    tokenizer: str = "nvidia/GR00T-N1.5-3B"
+    tokenizer: str = "lerobot/eagle2hg-processor-groot-n1p5"
+    task_tokens: int = 256
 
 
 @dataclass(frozen=True)
@@ -81,3 +83,26 @@ class GrootConfig:
     beta_alpha: float = 1.5
     beta_beta: float = 1.0
     noise_s: float = 0.999
+
+
+def tiny(horizon: int = 16) -> GrootConfig:
+    """The same architecture at 3 million parameters, all of them trained, for a CPU: 64-pixel images, text as bytes."""
+    return GrootConfig(
+        vision=VisionConfig(image_size=64, patch_size=8, layers=2, width=96, heads=3, mlp=256),
+        language=LanguageConfig(
+            layers=2,
+            width=96,
+            heads=4,
+            kv_heads=2,
+            head_dim=24,
+            mlp=256,
+            vocabulary=264,
+            image_token=256,
+            tokenizer="bytes",
+            task_tokens=96,
+        ),
+        head=HeadConfig(vl_layers=1, vl_heads=3, layers=4, width=64, heads=2, hidden=64, future_tokens=4, dropout=0.0),
+        horizon=horizon,
+        tune_llm=True,
+        tune_visual=True,
+    )

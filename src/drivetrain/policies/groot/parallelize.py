@@ -30,4 +30,4 @@ def parallelize(model: Groot, mesh: DeviceMesh, precision: str) -> None:
 
 def blocks(model: Groot) -> list[nn.Module]:
     """The repeated blocks, in the order in which a forward pass meets them."""
-    return [*model.vision.blocks, *model.language.blocks, *model.vl_attention.blocks, *model.dit.blocks]
+    return [*model.vision.blocks, *model.language.blocks, *model.features_blocks, *model.diffusion.blocks]
