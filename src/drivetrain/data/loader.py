@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -18,25 +18,9 @@ from drivetrain.data.pack import pack
 from drivetrain.data.plan import PackPlan
 from drivetrain.data.read import read_steps
 from drivetrain.lake.lake import Lake, open_lake
-from drivetrain.types import DrivetrainError, PackedBatch, Processor
+from drivetrain.types import DrivetrainError, PackedBatch, Processor, StepPacks
 
 PREFETCH_STEPS = 2
-
-
-@dataclass
-class StepPacks:
-    """What one rank trains on in one step.
-
-    packs: as many on every rank; where the plan has fewer, the last are empty (weight 0).
-    real:  how many of them are not empty.
-    """
-
-    step: int
-    packs: list[PackedBatch]
-    real: int
-
-    def pin_memory(self) -> StepPacks:
-        return replace(self, packs=[p.pin_memory() for p in self.packs])
 
 
 class PlannedSteps(Dataset):

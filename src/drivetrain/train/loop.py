@@ -16,12 +16,12 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from drivetrain.checkpoint.save import Checkpoints
-from drivetrain.data.loader import StepPacks
 from drivetrain.data.permutation import key
 from drivetrain.parallel.mesh import World
 from drivetrain.run import Run
 from drivetrain.train.meters import Meters
 from drivetrain.train.optimizer import learning_rate
+from drivetrain.types import StepPacks
 
 
 def train_steps(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from drivetrain.policies.groot.model import Groot
 
@@ -24,8 +24,9 @@ def parallelize(model: Groot, mesh: DeviceMesh, precision: str) -> None:
     fully_shard(model, mesh=mesh, mp_policy=policy)
     register_fsdp_forward_method(model, "act")
     for module in model.modules():
-        if hasattr(module, "set_gradient_divide_factor"):
+        if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
 
 
 def blocks(model: Groot) -> list[nn.Module]:
