@@ -10,11 +10,13 @@ Shape letters used in every docstring of the project:
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:  # ingest workers and `--help` need these types and can do without torch's seconds of import
+    import torch
+    from torch import Tensor
 
 
 class DrivetrainError(Exception):
@@ -192,12 +194,12 @@ class PackedBatch:
     def to(self, device: torch.device | str) -> PackedBatch:
         """The same pack on `device`, copied without waiting where the memory is pinned."""
         moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return PackedBatch(**{k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in moved.items()})
+        return PackedBatch(**{k: v if isinstance(v, int) else v.to(device, non_blocking=True) for k, v in moved.items()})
 
     def pin_memory(self) -> PackedBatch:
         """The same pack in page-locked memory (torch's DataLoader calls this by name)."""
         pinned = {f.name: getattr(self, f.name) for f in fields(self)}
-        return PackedBatch(**{k: v.pin_memory() if isinstance(v, Tensor) else v for k, v in pinned.items()})
+        return PackedBatch(**{k: v if isinstance(v, int) else v.pin_memory() for k, v in pinned.items()})
 
     def loss_count(self) -> Tensor:
         """float32 scalar: the weight of this pack in the global mean, known before any forward pass."""
