@@ -1,0 +1,448 @@
+"""LeRobot data sets on disk: v2.0, v2.1 and v3.0 folders read into one plain description.
+
+Only metadata is read here. `rows.py` reads the numbers of an episode, `frames.py` its images.
+The layouts are those of LeRobot 0.6.1 (v3.0) and 0.3.x (v2.0, v2.1).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import string
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from drivetrain.lake.findings import Finding
+from drivetrain.lake.folder import Folder, folder_of, missing_content
+from drivetrain.types import DrivetrainError
+
+STATE, ACTION = "observation.state", "action"
+IMAGE_PREFIX = "observation.images."
+MAX_FPS = 1000.0
+VERSIONS = ("v2.0", "v2.1", "v3.0")
+
+
+@dataclass(frozen=True)
+class Camera:
+    """One RGB camera. `name` is the feature key without `observation.images.`; `video` is False for images in Parquet."""
+
+    name: str
+    key: str
+    height: int
+    width: int
+    video: bool
+
+
+@dataclass(frozen=True)
+class VideoRange:
+    """Where an episode's frames are in a video file.
+
+    start: seconds on the file's clock, as the metadata say.
+    frame: how many frames the file's earlier episodes have; exact where the file holds nothing but listed episodes.
+    total: how many frames all listed episodes of the file have.
+    """
+
+    file: str
+    start: float
+    frame: int
+    total: int
+
+
+@dataclass(frozen=True)
+class EpisodeSource:
+    """One episode as the metadata describe it. `videos`: camera name -> range; empty for images in Parquet."""
+
+    index: int
+    length: int
+    tasks: tuple[str, ...]
+    data_file: str
+    videos: dict[str, VideoRange]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A LeRobot data set without its rows. `findings` are about the data set as a whole."""
+
+    folder: Folder
+    name: str
+    version: str
+    robot: str
+    fps: float
+    cameras: tuple[Camera, ...]
+    state_names: tuple[str, ...]
+    action_names: tuple[str, ...]
+    tasks: dict[int, str]
+    episodes: tuple[EpisodeSource, ...]
+    findings: tuple[Finding, ...] = ()
+
+
+def read_source(uri: str, name: str | None = None) -> Source:
+    """The description of the LeRobot data set at `uri`; `name` is its name in the lake, the folder's own by default.
+
+    Raises DrivetrainError where there is no data set, or its metadata cannot be trusted as a whole.
+    """
+    folder = folder_of(uri)
+    if not folder.exists("meta/info.json"):
+        raise DrivetrainError(_not_a_data_set(folder, uri))
+    info = _read_json(folder, "meta/info.json")
+    if not isinstance(info, dict) or not isinstance(info.get("features"), dict):
+        raise DrivetrainError(f'{folder.path("meta/info.json")} holds no "features". Give a LeRobot data set.')
+    version = _version(folder, info)
+    features = info["features"]
+    cameras, notices = _cameras(folder, features)
+    source = Source(
+        folder=folder,
+        name=name or folder.name,
+        version=version,
+        robot=str(info.get("robot_type") or "unknown"),
+        fps=_fps(folder, info),
+        cameras=cameras,
+        state_names=_dimension_names(folder, features, STATE),
+        action_names=_dimension_names(folder, features, ACTION),
+        tasks=_tasks_v3(folder) if version == "v3.0" else _tasks_v2(folder),
+        episodes=(),
+        findings=notices,
+    )
+    if version == "v3.0":
+        episodes = _count_frames(list(_episodes_v3(source, info)))
+    else:
+        episodes = list(_episodes_v2(source, info))
+    episodes.sort(key=lambda e: e.index)
+    for before, after in zip(episodes, episodes[1:], strict=False):
+        if before.index == after.index:
+            raise DrivetrainError(
+                f"{folder.uri}: the metadata list episode {after.index} twice. Remove one of the two."
+            )
+    if not episodes:
+        raise DrivetrainError(f"{folder.uri} holds no episode. Record some, or give another folder.")
+    return replace(source, episodes=tuple(episodes), findings=(*notices, *_counts(source, info, episodes)))
+
+
+def camera_name(key: str) -> str:
+    """`observation.images.top` -> `top`; a key of another form is its own name."""
+    return key.removeprefix(IMAGE_PREFIX)
+
+
+def camera_key(name: str) -> str:
+    """The feature key that `camera_name` shortened."""
+    return name if name.startswith("observation.") else IMAGE_PREFIX + name
+
+
+# --- what kind of data set
+
+
+def _not_a_data_set(folder: Folder, typed: str) -> str:
+    if folder.local and not folder.fs.exists(folder.uri):
+        hint = ""
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", typed):
+            hint = f" For the data set of that name on the Hugging Face Hub give hf://datasets/{typed}."
+        return f"{folder.uri} does not exist. Give the folder of a LeRobot data set.{hint}"
+    return (
+        f"{folder.uri} is not a LeRobot data set: it has no meta/info.json. "
+        "Give the folder that holds meta/, data/ and videos/."
+    )
+
+
+def _version(folder: Folder, info: Mapping[str, Any]) -> str:
+    """The version on which layout and version field agree."""
+    said = str(info.get("codebase_version", ""))
+    said = said if said.startswith("v") else f"v{said}"
+    old = folder.exists("meta/episodes.jsonl")
+    new = bool(folder.glob("meta/episodes/**/*.parquet")) or folder.exists("meta/tasks.parquet")
+    if old and new:
+        raise DrivetrainError(
+            f"{folder.uri} holds two layouts: meta/episodes.jsonl (v2) and meta/episodes/*.parquet (v3.0), and info.json "
+            f"says {said}. Remove the files of the layout that is out of date."
+        )
+    if not old and not new:
+        raise DrivetrainError(
+            f"{folder.uri} has no list of episodes: neither meta/episodes.jsonl (v2) nor meta/episodes/*.parquet (v3.0). "
+            "Copy the whole meta folder; if recording was cut off, finish it with LeRobot's finalize()."
+        )
+    if said not in VERSIONS:
+        raise DrivetrainError(
+            f'{folder.uri}: info.json says codebase_version "{said}"; {", ".join(VERSIONS)} can be read. '
+            "Convert it with LeRobot's conversion scripts (lerobot.scripts.convert_dataset_v21_to_v30 and its forerunners)."
+        )
+    layout = "v3.0" if new else "v2.0 or v2.1"
+    if said not in layout:
+        right = "v3.0" if new else "v2.1"
+        raise DrivetrainError(
+            f"{folder.uri}: info.json says {said}, but the files are laid out as {layout}. "
+            f'If the files are right, set "codebase_version": "{right}" in meta/info.json.'
+        )
+    return said
+
+
+def _fps(folder: Folder, info: Mapping[str, Any]) -> float:
+    fps = info.get("fps")
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not math.isfinite(fps) or not 0 < fps <= MAX_FPS:
+        raise DrivetrainError(
+            f"{folder.path('meta/info.json')}: fps is {fps!r}; it must be a number above 0 and up to {MAX_FPS:.0f}. "
+            'Set "fps" to the rate of the recording.'
+        )
+    return float(fps)
+
+
+def _cameras(folder: Folder, features: Mapping[str, Any]) -> tuple[tuple[Camera, ...], tuple[Finding, ...]]:
+    """RGB cameras in the order of the features; depth maps are left out with a notice."""
+    cameras, notices = [], []
+    for key, feature in features.items():
+        if feature.get("dtype") not in ("video", "image"):
+            continue
+        details = {**(feature.get("info") or {}), **(feature.get("video_info") or {})}
+        height, width, channels = _image_shape(folder, key, feature)
+        if details.get("video.is_depth_map") or details.get("is_depth_map") or channels != 3:
+            found = f"the camera {key} is a depth map" if channels == 3 else f"the camera {key} has {channels} channels"
+            remedy = "Only RGB images are taken into the lake; the rest of the data set is."
+            notices.append(Finding(folder.uri, -1, -1, "camera-kind", "meta/info.json", found, remedy, "notice"))
+            continue
+        cameras.append(Camera(camera_name(key), key, height, width, feature["dtype"] == "video"))
+    return tuple(cameras), tuple(notices)
+
+
+def _image_shape(folder: Folder, key: str, feature: Mapping[str, Any]) -> tuple[int, int, int]:
+    """(height, width, channels). The order of `shape` is told by `names`, or by where the 1, 3 or 4 stands."""
+    shape = feature.get("shape")
+    if not isinstance(shape, list | tuple) or len(shape) != 3 or not all(isinstance(n, int) and n > 0 for n in shape):
+        raise DrivetrainError(
+            f"{folder.path('meta/info.json')}: the camera {key} has shape {shape!r}. Set it to [height, width, 3]."
+        )
+    names = feature.get("names")
+    first = isinstance(names, list | tuple) and bool(names) and names[0] in ("channel", "channels")
+    if first or (shape[0] in (1, 3, 4) and shape[2] not in (1, 3, 4)):
+        return shape[1], shape[2], shape[0]
+    return shape[0], shape[1], shape[2]
+
+
+def _dimension_names(folder: Folder, features: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """One name per dimension; names that are null, nested or of the wrong number become `key[i]`."""
+    if key not in features:
+        raise DrivetrainError(
+            f"{folder.uri} has no feature {key!r}; it has {', '.join(features)}. "
+            f"Rename the column that holds it to {key!r} in the data and in meta/info.json."
+        )
+    shape = features[key].get("shape")
+    if not isinstance(shape, list | tuple) or len(shape) != 1 or not isinstance(shape[0], int) or shape[0] < 1:
+        raise DrivetrainError(f"{folder.path('meta/info.json')}: {key} has shape {shape!r}. Set it to [dimensions].")
+    names = _flat(features[key].get("names"))
+    if len(names) != shape[0] or len(set(names)) != len(names):
+        short = "state" if key == STATE else "action"
+        return tuple(f"{short}[{i}]" for i in range(shape[0]))
+    return tuple(names)
+
+
+def _flat(names: Any) -> list[str]:
+    if isinstance(names, str):
+        return [names]
+    if isinstance(names, dict):
+        if all(isinstance(v, int) for v in names.values()):
+            return sorted(names, key=names.__getitem__)
+        return [leaf for value in names.values() for leaf in _flat(value)]
+    if isinstance(names, list | tuple):
+        return [leaf for value in names for leaf in _flat(value)]
+    return []
+
+
+# --- v2.0 and v2.1: one Parquet file, and one video per camera, for each episode
+
+
+def _tasks_v2(folder: Folder) -> dict[int, str]:
+    return _task_table(folder, "meta/tasks.jsonl", _json_objects(folder, "meta/tasks.jsonl"))
+
+
+def _episodes_v2(source: Source, info: Mapping[str, Any]) -> Iterable[EpisodeSource]:
+    file = "meta/episodes.jsonl"
+    data_path = info.get("data_path") or "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
+    video_path = (
+        info.get("video_path") or "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+    )
+    chunk_size = int(info.get("chunks_size") or 1000)
+    for number, row in enumerate(_json_objects(source.folder, file), start=1):
+        index = _integer(source.folder, file, row, "episode_index", number)
+        place = {"episode_chunk": index // chunk_size, "episode_index": index}
+        yield EpisodeSource(
+            index=index,
+            length=_integer(source.folder, file, row, "length", number),
+            tasks=tuple(str(t) for t in row.get("tasks") or ()),
+            data_file=_safe(source.folder, _fill(source.folder, data_path, place)),
+            videos={
+                camera.name: VideoRange(
+                    file=_safe(source.folder, _fill(source.folder, video_path, {**place, "video_key": camera.key})),
+                    start=0.0,
+                    frame=0,
+                    total=row["length"],
+                )
+                for camera in source.cameras
+                if camera.video
+            },
+        )
+
+
+# --- v3.0: many episodes per file
+
+
+def _tasks_v3(folder: Folder) -> dict[int, str]:
+    file = "meta/tasks.parquet"
+    rows = read_parquet(folder, file)
+    text = next((c for c in ("task", "__index_level_0__") if c in rows.column_names), None)
+    if text is None or "task_index" not in rows.column_names:
+        raise DrivetrainError(f"{folder.path(file)} has no columns task and task_index. Write it again with LeRobot.")
+    return _task_table(
+        folder, file, rows.select(["task_index", text]).rename_columns(["task_index", "task"]).to_pylist()
+    )
+
+
+def _episodes_v3(source: Source, info: Mapping[str, Any]) -> Iterable[EpisodeSource]:
+    folder = source.folder
+    data_path = info.get("data_path") or "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+    video_path = info.get("video_path") or "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+    for file in folder.glob("meta/episodes/**/*.parquet"):
+        rows = read_parquet(folder, file, leave_out="stats/")
+        for number, row in enumerate(rows.to_pylist(), start=1):
+            place = {k: _integer(folder, file, row, f"data/{k}", number) for k in ("chunk_index", "file_index")}
+            videos = {}
+            for camera in source.cameras:
+                if not camera.video:
+                    continue
+                prefix = f"videos/{camera.key}"
+                at: dict[str, Any] = {
+                    k: _integer(folder, file, row, f"{prefix}/{k}", number) for k in ("chunk_index", "file_index")
+                }
+                start = row.get(f"{prefix}/from_timestamp")
+                if not isinstance(start, float) or not math.isfinite(start) or start < 0:
+                    raise DrivetrainError(f"{folder.path(file)}, row {number}: {prefix}/from_timestamp is {start!r}.")
+                path = _fill(folder, video_path, {**at, "video_key": camera.key})
+                videos[camera.name] = VideoRange(_safe(folder, path), start, frame=0, total=0)
+            yield EpisodeSource(
+                index=_integer(folder, file, row, "episode_index", number),
+                length=_integer(folder, file, row, "length", number),
+                tasks=tuple(str(t) for t in row.get("tasks") or ()),
+                data_file=_safe(folder, _fill(folder, data_path, place)),
+                videos=videos,
+            )
+
+
+def _count_frames(episodes: list[EpisodeSource]) -> list[EpisodeSource]:
+    """Fill in `VideoRange.frame` and `.total`: time offsets summed as floats drift, counts do not."""
+    shared: dict[tuple[str, str], list[EpisodeSource]] = {}
+    for episode in episodes:
+        for camera, video in episode.videos.items():
+            shared.setdefault((camera, video.file), []).append(episode)
+    for (camera, _), members in shared.items():
+        members.sort(key=lambda e: e.videos[camera].start)
+        total, before = sum(e.length for e in members), 0
+        for episode in members:
+            episode.videos[camera] = replace(episode.videos[camera], frame=before, total=total)
+            before += episode.length
+    return episodes
+
+
+# --- small helpers
+
+
+def read_parquet(
+    folder: Folder, file: str, columns: list[str] | None = None, leave_out: str = "", filters=None
+) -> pa.Table:
+    """A Parquet file, or the rows of it that pass `filters`. Raises DrivetrainError that names the file."""
+    if reason := missing_content(folder, file):
+        raise DrivetrainError(f"{folder.path(file)}: {reason}.")
+    try:
+        with folder.open(file) as data:
+            if leave_out:
+                columns = [c for c in pq.read_schema(data).names if not c.startswith(leave_out)]
+                data.seek(0)
+            return pq.read_table(data, columns=columns, filters=filters)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DrivetrainError(
+            f"{folder.path(file)} is not a readable Parquet file ({_first_line(error)}): its writer was cut off, or the copy is "
+            "damaged. Copy it again, or remove its episodes."
+        ) from None
+
+
+def _read_json(folder: Folder, file: str) -> Any:
+    try:
+        return json.loads(folder.read_text(file))
+    except json.JSONDecodeError as error:
+        raise DrivetrainError(f"{folder.path(file)}, line {error.lineno}: {error.msg}. Correct the line.") from None
+
+
+def _json_objects(folder: Folder, file: str) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file; objects spread over several lines, or in one list, are taken too."""
+    if not folder.exists(file):
+        raise DrivetrainError(f"{folder.path(file)} is missing. Copy the whole meta folder of the data set.")
+    text = folder.read_text(file)
+    decoder, found, at = json.JSONDecoder(), [], 0
+    while at < len(text):
+        if text[at].isspace():
+            at += 1
+            continue
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except json.JSONDecodeError as error:
+            raise DrivetrainError(f"{folder.path(file)}, line {error.lineno}: {error.msg}. Correct the line.") from None
+        values = value if isinstance(value, list) else [value]
+        if not all(isinstance(v, dict) for v in values):
+            line = text.count("\n", 0, at) + 1
+            raise DrivetrainError(f"{folder.path(file)}, line {line}: not a JSON object. Correct the line.")
+        found += values
+    return found
+
+
+def _task_table(folder: Folder, file: str, rows: Iterable[Mapping[str, Any]]) -> dict[int, str]:
+    tasks: dict[int, str] = {}
+    for number, row in enumerate(rows, start=1):
+        index, text = _integer(folder, file, row, "task_index", number), row.get("task")
+        if not isinstance(text, str):
+            raise DrivetrainError(f"{folder.path(file)}, row {number}: task is {text!r}, not a text. Correct it.")
+        tasks[index] = text
+    return tasks
+
+
+def _integer(folder: Folder, file: str, row: Mapping[str, Any], key: str, number: int) -> int:
+    """Counts and indices are never floats: a float may be a null in disguise, or have lost digits."""
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise DrivetrainError(f"{folder.path(file)}, row {number}: {key} is {value!r}, not a whole number from 0 on.")
+    return value
+
+
+def _fill(folder: Folder, template: str, values: Mapping[str, Any]) -> str:
+    """`str.format` for templates written by others: plain names only, no attributes, no indexing."""
+    try:
+        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+        if unknown := [n for n in names if n not in values]:
+            raise ValueError(f"it asks for {unknown[0]!r}")
+        return template.format(**values)
+    except ValueError as error:
+        raise DrivetrainError(
+            f"{folder.path('meta/info.json')}: the path template {template!r} cannot be filled: {error}. Correct it."
+        ) from None
+
+
+def _safe(folder: Folder, relative: str) -> str:
+    folder.path(relative)
+    return relative
+
+
+def _counts(source: Source, info: Mapping[str, Any], episodes: list[EpisodeSource]) -> list[Finding]:
+    """Totals of info.json that the list of episodes contradicts."""
+    found = []
+    for key, counted in (("total_episodes", len(episodes)), ("total_frames", sum(e.length for e in episodes))):
+        said = info.get(key)
+        if isinstance(said, int) and said != counted:
+            text = f"info.json says {key} = {said}, the list of episodes has {counted}"
+            remedy = (
+                f"If the list is complete, set {key} to {counted}; if not, a recording was cut off: copy or finish it."
+            )
+            found.append(Finding(source.folder.uri, -1, -1, "totals", "meta/info.json", text, remedy))
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:200]
