@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import fnmatch
 import os
 import re
 import types
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from drivetrain.run import Run
 from drivetrain.types import UsageError
+
+if TYPE_CHECKING:  # only `train` needs it, and it brings numpy
+    from drivetrain.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,7 @@ class Demo:
 
 @dataclass(frozen=True, kw_only=True)
 class Ingest:
-    sources: tyro.conf.Positional[list[str]]
+    sources: tyro.conf.Positional[Annotated[list[str], tyro.conf.arg(metavar="SOURCE...")]]
     """LeRobot data sets: folders, hub ids (owner/name) or s3:// prefixes."""
     lake: str
     """Folder or s3:// prefix of the lake; made if it does not exist."""
@@ -85,7 +88,7 @@ class Ingest:
 
 @dataclass(frozen=True, kw_only=True)
 class Inspect:
-    target: tyro.conf.Positional[str]
+    target: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="LAKE|DATASET")]]
     """A lake, or a LeRobot data set."""
     sql: str | None = None
     """A question over the tables `datasets`, `episodes`, `steps` and `quarantine`."""
@@ -107,7 +110,7 @@ class Train:
     """Folder of the run: run.json, metrics.jsonl, checkpoints."""
     resume: Literal["auto", "never"] = "never"
     """auto: go on from the newest complete checkpoint in --out; never: refuse a folder that already holds a run."""
-    run: Annotated[Run, tyro.conf.arg(name="")]
+    run: Any  # the Run: a recipe with its overrides; `_with_overrides` makes the flags
 
     def check(self) -> None:
         at_least(1, steps=self.run.steps, save_every=self.run.save_every, log_every=self.run.log_every)
@@ -119,7 +122,7 @@ class Train:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    checkpoint: tyro.conf.Positional[Path]
+    checkpoint: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="CHECKPOINT")]]
     """Folder of a run, of one of its checkpoints, or of an exported policy."""
     suite: str
     """Simulator and task, as in metaworld/button-press-topdown."""
@@ -141,7 +144,7 @@ class Evaluate:
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    checkpoint: tyro.conf.Positional[Path]
+    checkpoint: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="CHECKPOINT")]]
     """Folder of a run (its newest checkpoint is taken) or of one of its checkpoints."""
     out: Path
     """New folder for the policy."""
@@ -153,7 +156,7 @@ class Export:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    runs: tyro.conf.Positional[list[Path]]
+    runs: tyro.conf.Positional[Annotated[list[Path], tyro.conf.arg(metavar="RUN...")]]
     """Folders of runs, evaluations or demos."""
     html: Path
     """The page to write."""
@@ -171,6 +174,10 @@ ARGUMENTS: dict[str, type] = {
 }
 
 
+JSON_HELP = "Print one JSON object on stdout, and everything else on stderr."
+ONE_WAY = (tyro.conf.FlagCreatePairsOff,)  # --strict needs no --no-strict; the flags of a recipe may be on, and need it
+
+
 def parse(verb: str, arguments: list[str], summary: str, example: str) -> dict[str, Any]:
     """The keyword arguments of the verb's function. Raises UsageError, or SystemExit once the parser has spoken."""
     kind: type = ARGUMENTS[verb]
@@ -180,23 +187,18 @@ def parse(verb: str, arguments: list[str], summary: str, example: str) -> dict[s
         program = f"{program} {recipe.recipe}"
         kind = _with_overrides(recipe)
     kind = dataclasses.make_dataclass(
-        kind.__name__, [("json", Annotated[bool, tyro.conf.arg(help=JSON_HELP)], field(default=False))],
+        kind.__name__, [("json", Annotated[bool, *ONE_WAY, tyro.conf.arg(help=JSON_HELP)], field(default=False))],
         bases=(kind,), frozen=True, kw_only=True,
     )  # fmt: skip
     description = f"{summary[0].upper()}{summary[1:]}.\n\nExample:\n  {example}"
     if recipe:
         description += "\n\nSteps are optimizer updates. Every field of the run can be changed:"
-    parsed = tyro.cli(
-        kind, prog=program, description=description, args=arguments, config=(tyro.conf.FlagCreatePairsOff,)
-    )
+    parsed = tyro.cli(kind, prog=program, description=description, args=arguments, config=() if recipe else ONE_WAY)
     keywords = {f.name: getattr(parsed, f.name) for f in dataclasses.fields(ARGUMENTS[verb])}
     if recipe:
         keywords["run"] = _as_run(recipe, keywords["run"])
     ARGUMENTS[verb](**keywords).check()
     return keywords
-
-
-JSON_HELP = "Print one JSON object on stdout, and everything else on stderr."
 
 
 # --- train: the fields of a recipe's Run as flags ---------------------------------------------------------------------
@@ -276,12 +278,15 @@ def _optional_dataclass(kind: Any) -> type | None:
 
 
 def help_texts(kind: type) -> dict[str, str]:
-    """Field -> what the docstring says of it, where it says `field: text` or `field, field: text`."""
-    names = "|".join(f.name for f in dataclasses.fields(kind))
+    """Field -> what the docstring says of it, where it says `field: text`, `field, field: text` or `prefix_*: text`."""
+    fields = [f.name for f in dataclasses.fields(kind)]
     text = " ".join((kind.__doc__ or "").split())
-    parts = re.split(rf"(?<!\S)((?:{names})(?:, (?:{names}))*): ", text)
-    listed = zip(parts[1::2], parts[2::2], strict=True)
-    return {name: help.strip() for names, help in listed for name in names.split(", ")}
+    parts = re.split(r"(?<!\S)([a-z]\w*\*?(?:, [a-z]\w*\*?)*): ", text)
+    texts: dict[str, str] = {}
+    for listed, said in zip(parts[1::2], parts[2::2], strict=True):
+        for pattern in listed.split(", "):
+            texts.update(dict.fromkeys(fnmatch.filter(fields, pattern), said.strip()))
+    return texts
 
 
 # --- checks that cost nothing, before anything is imported or written -------------------------------------------------
