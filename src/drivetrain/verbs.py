@@ -1,0 +1,325 @@
+"""What each verb takes: one frozen dataclass a verb, whose fields are the arguments of the function in cli.VERBS."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import fnmatch
+import os
+import re
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from drivetrain.types import UsageError
+
+if TYPE_CHECKING:  # only `train` needs it, and it brings numpy
+    from drivetrain.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    suite: str
+    """Simulator and task, as in metaworld/button-press-topdown."""
+    episodes: int
+    """Demonstrations to record."""
+    out: Path
+    """New folder for the data set."""
+    first_state: int = 0
+    """Index of the initial state of the first episode; each next episode takes the next one."""
+    image_size: int = 224
+    """Height and width of the recorded images, in pixels."""
+    noise: float = 0.1
+    """Standard deviation of what is added to the expert's actions, in units of the action range."""
+    seed: int = 0
+    """Seed of that noise."""
+    workers: int = 1
+    """Processes that simulate side by side."""
+
+    def check(self) -> None:
+        at_least(1, episodes=self.episodes, image_size=self.image_size, workers=self.workers)
+        at_least(0, first_state=self.first_state, noise=self.noise)
+        writable_folder("--out", self.out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    out: Path = Path("out/demo")
+    """New folder for everything the demo makes."""
+    dataset: Path | None = None
+    """Your own LeRobot data set, instead of demonstrations recorded in simulation."""
+    seed: int = 0
+    """Seed of recording, training and evaluation."""
+
+    def check(self) -> None:
+        if self.dataset is not None:
+            existing_folder("--dataset", self.dataset, "a LeRobot data set")
+        writable_folder("--out", self.out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ingest:
+    sources: tyro.conf.Positional[Annotated[list[str], tyro.conf.arg(metavar="SOURCE...")]]
+    """LeRobot data sets: folders, hub ids (owner/name) or s3:// prefixes."""
+    lake: str
+    """Folder or s3:// prefix of the lake; made if it does not exist."""
+    image_size: int = 224
+    """Height and width at which images are stored, in pixels; the aspect is kept by padding."""
+    strict: bool = False
+    """Stop at the first bad episode, instead of setting it aside in `quarantine`."""
+    ray_address: str | None = None
+    """Ray cluster to work on; without it, this machine."""
+
+    def check(self) -> None:
+        if not self.sources:
+            raise UsageError("ingest needs at least one source. Name a folder, a hub id or an s3:// prefix.")
+        at_least(1, image_size=self.image_size)
+        for source in self.sources:
+            # A hub id is owner/name; whatever looks more like a path must be one.
+            if source.startswith((".", "/", "~")) or not re.fullmatch(r"[\w.-]+/[\w.-]+|\w+://.+", source):
+                existing_folder("the source", Path(source), "a LeRobot data set")
+        if "://" not in self.lake:
+            writable_folder("--lake", Path(self.lake))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspect:
+    target: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="LAKE|DATASET")]]
+    """A lake, or a LeRobot data set."""
+    sql: str | None = None
+    """A question over the tables `datasets`, `episodes`, `steps` and `quarantine`."""
+    html: Path | None = None
+    """Write a page with pictures to this file."""
+
+    def check(self) -> None:
+        if "://" not in self.target:
+            existing_folder("the target", Path(self.target), "a lake or a LeRobot data set")
+        if self.html is not None:
+            writable_file("--html", self.html)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    lake: str
+    """Folder or s3:// prefix of the lake that `drivetrain ingest` wrote."""
+    out: Path
+    """Folder of the run: run.json, metrics.jsonl, checkpoints."""
+    resume: Literal["auto", "never"] = "never"
+    """auto: go on from the newest complete checkpoint in --out; never: refuse a folder that already holds a run."""
+    run: Any  # the Run: a recipe with its overrides; `_with_overrides` makes the flags
+
+    def check(self) -> None:
+        at_least(1, steps=self.run.steps, save_every=self.run.save_every, log_every=self.run.log_every)
+        at_least(1, **{"batch.samples": self.run.batch.samples, "batch.packs": self.run.batch.packs})
+        if "://" not in self.lake:
+            existing_folder("--lake", Path(self.lake), "a lake; `drivetrain ingest` makes one")
+        writable_folder("--out", self.out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    checkpoint: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="CHECKPOINT")]]
+    """Folder of a run, of one of its checkpoints, or of an exported policy."""
+    suite: str
+    """Simulator and task, as in metaworld/button-press-topdown."""
+    episodes: int
+    """Episodes to run, each from its own initial state."""
+    first_state: int = 0
+    """Index of the first initial state; choose it beyond the states that were recorded for training."""
+    out: Path = Path("out/evaluation")
+    """Folder for results and films."""
+    blind: bool = False
+    """Show the policy black images: what it does without seeing is the floor to beat."""
+
+    def check(self) -> None:
+        at_least(1, episodes=self.episodes)
+        at_least(0, first_state=self.first_state)
+        existing_folder("the checkpoint", self.checkpoint, "a run, a checkpoint or an exported policy")
+        writable_folder("--out", self.out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    checkpoint: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="CHECKPOINT")]]
+    """Folder of a run (its newest checkpoint is taken) or of one of its checkpoints."""
+    out: Path
+    """New folder for the policy."""
+
+    def check(self) -> None:
+        existing_folder("the checkpoint", self.checkpoint, "a run or a checkpoint")
+        writable_folder("--out", self.out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    runs: tyro.conf.Positional[Annotated[list[Path], tyro.conf.arg(metavar="RUN...")]]
+    """Folders of runs, evaluations or demos."""
+    html: Path
+    """The page to write."""
+
+    def check(self) -> None:
+        if not self.runs:
+            raise UsageError("report needs at least one run. Name the folder that --out named.")
+        for run in self.runs:
+            existing_folder("the run", run, "what --out named")
+        writable_file("--html", self.html)
+
+
+ARGUMENTS: dict[str, type] = {
+    kind.__name__.lower(): kind for kind in (Record, Demo, Ingest, Inspect, Train, Evaluate, Export, Report)
+}
+
+
+JSON_HELP = "Print one JSON object on stdout, and everything else on stderr."
+ONE_WAY = (tyro.conf.FlagCreatePairsOff,)  # --strict needs no --no-strict; the flags of a recipe may be on, and need it
+
+
+def parse(verb: str, arguments: list[str], summary: str, example: str) -> dict[str, Any]:
+    """The keyword arguments of the verb's function. Raises UsageError, or SystemExit once the parser has spoken."""
+    kind: type = ARGUMENTS[verb]
+    program, recipe = f"drivetrain {verb}", None
+    if kind is Train:
+        recipe, arguments = _recipe(arguments, summary, example)
+        program = f"{program} {recipe.recipe}"
+        kind = _with_overrides(recipe)
+    kind = dataclasses.make_dataclass(
+        kind.__name__, [("json", Annotated[bool, *ONE_WAY, tyro.conf.arg(help=JSON_HELP)], field(default=False))],
+        bases=(kind,), frozen=True, kw_only=True,
+    )  # fmt: skip
+    description = f"{summary[0].upper()}{summary[1:]}.\n\nExample:\n  {example}"
+    if recipe:
+        description += "\n\nSteps are optimizer updates. Every field of the run can be changed:"
+    parsed = tyro.cli(kind, prog=program, description=description, args=arguments, config=() if recipe else ONE_WAY)
+    keywords = {f.name: getattr(parsed, f.name) for f in dataclasses.fields(ARGUMENTS[verb])}
+    if recipe:
+        keywords["run"] = _as_run(recipe, keywords["run"])
+    ARGUMENTS[verb](**keywords).check()
+    return keywords
+
+
+# --- train: the fields of a recipe's Run as flags ---------------------------------------------------------------------
+
+FILLED_IN = ("recipe", "lake", "lake_version")  # by the recipe, and when the run starts
+
+
+def _recipe(arguments: list[str], summary: str, example: str) -> tuple[Run, list[str]]:
+    """The recipe that the first argument names, and the other arguments."""
+    from drivetrain.recipes import RECIPES
+
+    first = arguments[0] if arguments else ""
+    if first in RECIPES:
+        return RECIPES[first](), arguments[1:]
+    width = max(map(len, RECIPES))
+    lines = [f"  {n:<{width}}  {(f.__doc__ or '').strip().splitlines()[0]}" for n, f in RECIPES.items()]
+    if first in ("-h", "--help"):
+        print(f"usage: drivetrain train RECIPE --lake URI --out DIR [--resume auto] [overrides]\n\n{summary}\n")
+        print("\n".join(["Recipes:", *lines, "", "Example:", f"  {example}"]))
+        print("\nAll settings of a recipe: drivetrain train RECIPE --help. Steps are optimizer updates.")
+        raise SystemExit(0)
+    if first.startswith("-") or not first:
+        raise UsageError(f"train needs a recipe before all flags. Choose one of: {', '.join(RECIPES)}.")
+    close = difflib.get_close_matches(first, RECIPES, n=1)
+    hint = f"Did you mean {close[0]}?" if close else f"Choose one of: {', '.join(RECIPES)}."
+    raise UsageError(f"there is no recipe {first!r}. {hint}")
+
+
+def _with_overrides(recipe: Run) -> type:
+    """`Train` with the fields of `recipe` as flags (`--batch.samples`), and its values as their defaults."""
+    flags = Annotated[_mirror(recipe), tyro.conf.arg(name="")]
+    default = field(default_factory=lambda: typing.get_args(flags)[0]())
+    return dataclasses.make_dataclass("Train", [("run", flags, default)], bases=(Train,), frozen=True, kw_only=True)
+
+
+def _mirror(value: Any) -> type:
+    """A dataclass with the fields of the dataclass `value`, their values as defaults, and help from its docstring."""
+    hints, helps = typing.get_type_hints(type(value)), help_texts(type(value))
+    mirrored = []
+    for f in dataclasses.fields(value):
+        kind, default = hints[f.name], getattr(value, f.name)
+        if f.name in FILLED_IN or _is_nested_dict(kind):
+            continue
+        if dataclasses.is_dataclass(default):
+            mirrored.append((f.name, inner := _mirror(default), field(default_factory=inner)))
+            continue
+        if (inner := _optional_dataclass(kind)) is not None:  # --batch.shape 4096 32 32
+            kind = tuple[tuple(typing.get_type_hints(inner).values())] | None  # type: ignore[misc]
+        kind = Annotated[kind, tyro.conf.arg(help=helps.get(f.name, ""))]
+        mirrored.append((f.name, kind, field(default_factory=lambda default=default: default)))
+    return dataclasses.make_dataclass(type(value).__name__, mirrored, frozen=True, kw_only=True)
+
+
+def _as_run(value: Any, mirrored: Any) -> Any:
+    """`value` with the fields that the parsed `mirrored` has."""
+    changes = {}
+    for f in dataclasses.fields(mirrored):
+        new, old = getattr(mirrored, f.name), getattr(value, f.name)
+        if dataclasses.is_dataclass(old):
+            new = _as_run(old, new)
+        elif isinstance(new, tuple) and (inner := _optional_dataclass(typing.get_type_hints(type(value))[f.name])):
+            new = inner(*new)
+        changes[f.name] = new
+    return dataclasses.replace(value, **changes)
+
+
+def _is_nested_dict(kind: Any) -> bool:
+    """A dict of dicts has no form as a flag; it is set in a recipe."""
+    return typing.get_origin(kind) is dict and typing.get_origin(typing.get_args(kind)[1]) is dict
+
+
+def _optional_dataclass(kind: Any) -> type | None:
+    """D for the annotation `D | None` where D is a dataclass."""
+    if typing.get_origin(kind) not in (typing.Union, types.UnionType):
+        return None
+    return next((a for a in typing.get_args(kind) if dataclasses.is_dataclass(a)), None)  # type: ignore[return-value]
+
+
+def help_texts(kind: type) -> dict[str, str]:
+    """Field -> what the docstring says of it, where it says `field: text`, `field, field: text` or `prefix_*: text`."""
+    fields = [f.name for f in dataclasses.fields(kind)]
+    text = " ".join((kind.__doc__ or "").split())
+    parts = re.split(r"(?<!\S)([a-z]\w*\*?(?:, [a-z]\w*\*?)*): ", text)
+    texts: dict[str, str] = {}
+    for listed, said in zip(parts[1::2], parts[2::2], strict=True):
+        for pattern in listed.split(", "):
+            texts.update(dict.fromkeys(fnmatch.filter(fields, pattern), said.strip()))
+    return texts
+
+
+# --- checks that cost nothing, before anything is imported or written -------------------------------------------------
+
+
+def at_least(least: int, **numbers: float) -> None:
+    for name, number in numbers.items():
+        if number < least:
+            raise UsageError(f"--{name.replace('_', '-')} is {number}, and must be at least {least}.")
+
+
+def existing_folder(what: str, path: Path, of: str) -> None:
+    if not path.expanduser().is_dir():
+        problem = "is not a folder" if path.exists() else "does not exist"
+        raise UsageError(f"{what} {path} {problem}. Give the folder of {of}.")
+
+
+def writable_folder(flag: str, path: Path) -> None:
+    _writable(flag, path, path.absolute())
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{flag} {path} is a file. Give a folder.")
+
+
+def writable_file(flag: str, path: Path) -> None:
+    _writable(flag, path, path.absolute().parent)
+    if path.is_dir():
+        raise UsageError(f"{flag} {path} is a folder. Give a file name.")
+
+
+def _writable(flag: str, path: Path, folder: Path) -> None:
+    """The nearest folder that exists must be one that we may write to; nothing is created to find out."""
+    nearest = next(p for p in (folder, *folder.parents) if os.path.lexists(p))
+    if not nearest.is_dir():
+        raise UsageError(f"{flag} {path} cannot be written: {nearest} is a file. Give another {flag}.")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UsageError(f"{flag} {path} cannot be written: no permission in {nearest}. Give another {flag}.")
