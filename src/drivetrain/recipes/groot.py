@@ -44,7 +44,7 @@ def groot_demo() -> Run:
     """A tiny GR00T trained from nothing, all of it, in about two minutes on two CPU cores."""
     return Run(
         recipe="groot_demo",
-        policy=tiny(),
+        policy=tiny(horizon=8),
         steps=300,
         batch=Batch(samples=64, packs=2, draws=4),
         optimizer=Optimizer(learning_rate=1e-3, betas=(0.9, 0.95), weight_decay=1e-4, warmup_steps=30),
