@@ -27,7 +27,7 @@ VERBS = {
     ),
     "ingest": (
         "drivetrain.lake.ingest:ingest",
-        "LeRobot v2.0, v2.1 and v3.0 folders, hub ids and s3:// prefixes, into a lake",
+        "LeRobot v2.0, v2.1 and v3.0 data sets, from folders, buckets or the Hub, into a lake",
         "drivetrain ingest out/dataset --lake out/lake",
     ),
     "inspect": (
