@@ -110,7 +110,7 @@ def usage() -> str:
 def _unknown(verb: str) -> int:
     import difflib
 
-    close = difflib.get_close_matches(verb, VERBS, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(verb, VERBS, n=1)
     hint = f"Did you mean `drivetrain {close[0]}`?" if close else "Type `drivetrain --help` for the verbs."
     print(f"drivetrain: there is no verb {verb!r}. {hint}", file=sys.stderr)
     return 2
