@@ -85,7 +85,8 @@ python=$(find_python) || {
     python=$(find_python) || stop "Python $wanted was installed but is not found. Put python$wanted on PATH."
 }
 
-# --- 3. System libraries: MuJoCo's offscreen rendering, FFmpeg for torchcodec (PyAV's own copies have other names)
+# --- 3. System libraries. MuJoCo draws offscreen with OSMesa, and nothing works without. drivetrain itself decodes video
+# with PyAV, which brings its own FFmpeg; stock LeRobot decodes with torchcodec, which needs the system's.
 has_library() {
     "$python" -c 'import sys, ctypes.util as u; sys.exit(not all(map(u.find_library, sys.argv[1:])))' "$@" 2>/dev/null
 }
@@ -98,16 +99,16 @@ has_browser() {
 }
 
 if [ "$(uname -s)" = Linux ]; then
-    lacking=""
     # Whoever renders through EGL (MUJOCO_GL=egl) needs no OSMesa.
-    if [ "${MUJOCO_GL:-osmesa}" = osmesa ] && ! has_library OSMesa; then lacking="libosmesa6"; fi
-    if ! has_library avcodec avdevice avfilter; then lacking="$lacking ffmpeg"; fi
-    # shellcheck disable=SC2086  # a list of package names
-    if [ -n "$lacking" ]; then
-        apt_install $lacking || stop "system libraries are missing. Type: sudo apt-get install" $lacking
+    if [ "${MUJOCO_GL:-osmesa}" = osmesa ] && ! has_library OSMesa; then
+        apt_install libosmesa6 || stop "MuJoCo cannot draw here. Type: sudo apt-get install libosmesa6"
     fi
-    if ! has_browser && ! apt_install chromium fonts-dejavu-core; then
-        say "no Chromium: the tests of web pages will be skipped. To run them type: sudo apt-get install chromium"
+    wanting=""
+    if ! has_library avcodec avdevice avfilter; then wanting="ffmpeg"; fi
+    if ! has_browser; then wanting="$wanting chromium fonts-dejavu-core"; fi
+    # shellcheck disable=SC2086  # a list of package names
+    if [ -n "$wanting" ] && ! apt_install $wanting; then
+        say "tests of videos in LeRobot and of web pages are skipped. To run them type: sudo apt-get install" $wanting
     fi
 fi
 

@@ -103,6 +103,13 @@ def test_bare_rooms_load_nothing_heavy() -> None:
     assert not loaded & HEAVY, f"importing the bare rooms loads {sorted(loaded & HEAVY)}"
 
 
+def test_the_tour_names_files_that_exist() -> None:
+    named = set(re.findall(r"`([a-z_0-9/]+\.py)`", (ROOT / "docs" / "tour.md").read_text()))
+    assert len(named) > 20
+    missing = sorted(name for name in named if not any((base / name).is_file() for base in (SOURCE, ROOT)))
+    assert not missing, f"docs/tour.md names files that do not exist: {missing}"
+
+
 # Written in parts, so that this file does not hold what it forbids.
 FORBIDDEN = {
     "an absolute path of one machine": r"(?:^|[\s\"'`=(:,])/(?:root|work|home|Users)/[\w.]",

@@ -27,7 +27,7 @@ VERBS = {
     ),
     "ingest": (
         "drivetrain.lake.ingest:ingest",
-        "LeRobot v2.0, v2.1 and v3.0 folders, hub ids and s3:// prefixes, into a lake",
+        "LeRobot v2.0, v2.1 and v3.0 data sets, from folders, buckets or the Hub, into a lake",
         "drivetrain ingest out/dataset --lake out/lake",
     ),
     "inspect": (
@@ -110,7 +110,7 @@ def usage() -> str:
 def _unknown(verb: str) -> int:
     import difflib
 
-    close = difflib.get_close_matches(verb, VERBS, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(verb, VERBS, n=1)
     hint = f"Did you mean `drivetrain {close[0]}`?" if close else "Type `drivetrain --help` for the verbs."
     print(f"drivetrain: there is no verb {verb!r}. {hint}", file=sys.stderr)
     return 2

@@ -7,8 +7,11 @@ import difflib
 import fnmatch
 import os
 import re
+import sys
+import time
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -33,15 +36,17 @@ class Record:
     """Index of the initial state of the first episode; each next episode takes the next one."""
     image_size: int = 224
     """Height and width of the recorded images, in pixels."""
-    noise: float = 0.1
-    """Standard deviation of what is added to the expert's actions, in units of the action range."""
+    noise: float = 0.7
+    """Standard deviation of the noise on the executed motion, as a share of an action's largest value."""
+    max_steps: int = 250
+    """Steps after which an episode without success is given up."""
     seed: int = 0
-    """Seed of that noise."""
-    workers: int = 1
+    """Seed of the noise."""
+    workers: int = 2
     """Processes that simulate side by side."""
 
     def check(self) -> None:
-        at_least(1, episodes=self.episodes, image_size=self.image_size, workers=self.workers)
+        at_least(1, episodes=self.episodes, image_size=self.image_size, max_steps=self.max_steps, workers=self.workers)
         at_least(0, first_state=self.first_state, noise=self.noise)
         writable_folder("--out", self.out)
 
@@ -64,7 +69,7 @@ class Demo:
 @dataclass(frozen=True, kw_only=True)
 class Ingest:
     sources: tyro.conf.Positional[Annotated[list[str], tyro.conf.arg(metavar="SOURCE...")]]
-    """LeRobot data sets: folders, hub ids (owner/name) or s3:// prefixes."""
+    """LeRobot data sets: folders, s3:// prefixes or hf://datasets/owner/name; NAME=SOURCE names one in the lake."""
     lake: str
     """Folder or s3:// prefix of the lake; made if it does not exist."""
     image_size: int = 224
@@ -79,9 +84,10 @@ class Ingest:
             raise UsageError("ingest needs at least one source. Name a folder, a hub id or an s3:// prefix.")
         at_least(1, image_size=self.image_size)
         for source in self.sources:
-            # A hub id is owner/name; whatever looks more like a path must be one.
-            if source.startswith((".", "/", "~")) or not re.fullmatch(r"[\w.-]+/[\w.-]+|\w+://.+", source):
-                existing_folder("the source", Path(source), "a LeRobot data set")
+            path = re.sub(r"^[^/:=]+=", "", source)
+            if "://" not in path:
+                on_hub = f" (on the Hub: hf://datasets/{path})" if re.fullmatch(r"\w[\w.-]*/[\w.-]+", path) else ""
+                existing_folder("the source", Path(path), f"a LeRobot data set{on_hub}")
         if "://" not in self.lake:
             writable_folder("--lake", Path(self.lake))
 
@@ -198,7 +204,27 @@ def parse(verb: str, arguments: list[str], summary: str, example: str) -> dict[s
     if recipe:
         keywords["run"] = _as_run(recipe, keywords["run"])
     ARGUMENTS[verb](**keywords).check()
+    if verb == "ingest":
+        keywords["progress"] = progress_line()
     return keywords
+
+
+def progress_line(interval: float = 10.0) -> Callable[[Any], None]:
+    """What shows an ingest's `Progress` on stderr: a live line on a terminal, one plain line per interval otherwise."""
+    live, due = sys.stderr.isatty(), 0.0
+
+    def show(progress: Any) -> None:
+        nonlocal due
+        finished = progress.done == progress.episodes
+        if time.monotonic() < due and not finished:
+            return
+        due = time.monotonic() + (0.1 if live else interval)
+        rate = progress.steps / max(progress.seconds, 1e-9)
+        text = f"{progress.dataset}: {progress.done} of {progress.episodes} episodes, {rate:.0f} steps/s"
+        start, end = ("\r\033[K", "\n" if finished else "") if live else ("", "\n")
+        print(f"{start}{text}", end=end, file=sys.stderr, flush=True)
+
+    return show
 
 
 # --- train: the fields of a recipe's Run as flags ---------------------------------------------------------------------
