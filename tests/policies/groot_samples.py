@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from drivetrain.data.pack import pack
-from drivetrain.policies.groot.config import GrootConfig, tiny
+from drivetrain.policies.groot.config import GrootConfig, HeadConfig, LanguageConfig, VisionConfig, tiny
 from drivetrain.policies.groot.prompt import Prompt
 from drivetrain.types import PackedBatch, PackShape, Sample
 
@@ -46,3 +46,23 @@ def tight(samples: list[Sample]) -> PackedBatch:
     """The samples with no empty slot and no tail: for one sample, the unpadded reference."""
     tokens, images = sum(len(s.tokens) for s in samples), sum(len(s.images) for s in samples)
     return pack(samples, PackShape(tokens=tokens, samples=len(samples), images=images))
+
+
+def golden() -> GrootConfig:
+    """The size at which the released implementation's outputs are kept in tests/golden/groot.safetensors."""
+    return GrootConfig(
+        vision=VisionConfig(image_size=16, patch_size=4, layers=2, width=24, heads=2, mlp=40),
+        language=LanguageConfig(
+            layers=2, width=32, heads=4, kv_heads=2, head_dim=12, mlp=48, vocabulary=40, image_token=37, tokenizer="bytes"
+        ),
+        head=HeadConfig(
+            vl_layers=2, vl_heads=2, layers=4, width=24, heads=2, hidden=20, future_tokens=3, max_positions=8,
+            embodiments=3, dropout=0.0,
+        ),
+        horizon=5,
+        state_width=6,
+        action_width=7,
+        new_embodiment=2,
+        tune_llm=True,
+        tune_visual=True,
+    )

@@ -9,7 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -51,7 +52,7 @@ def varlen_attention(
         return _flash(q, k, v, cu_q, cu_k, max_q, max_k, causal, scale)
     if backend == "flex":
         return _flex(q, k, v, cu_q, cu_k, causal, scale)
-    return _loop(q, k, v, cu_q.tolist(), cu_k.tolist(), causal, scale)
+    return _loop(q, k, v, tuple(cu_q.tolist()), tuple(cu_k.tolist()), causal, scale)
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -113,51 +114,62 @@ def _segment_of(cu: Tensor, rows: int) -> Tensor:
     return torch.searchsorted(cu[1:], torch.arange(rows, device=cu.device, dtype=cu.dtype), right=True)
 
 
-def _loop(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Sequence[int], cu_k: Sequence[int], causal: bool, scale: float
-) -> Tensor:
-    """Segments of equal length share one batched call: a few calls per pack, not one per sample."""
-    assert cu_q[-1] == q.shape[0] and cu_k[-1] == k.shape[0], (cu_q[-1], q.shape, cu_k[-1], k.shape)
-    assert not causal or list(cu_q) == list(cu_k), "causal attention needs the same segments in queries and keys"
+@dataclass(frozen=True)
+class _Groups:
+    """Segments sorted by shape. shapes: (queries, keys, segments) of each group; forth, back: row orders, None if unchanged."""
+
+    shapes: tuple[tuple[int, int, int], ...]
+    forth_q: Tensor | None
+    back_q: Tensor | None
+    forth_k: Tensor | None
+    back_k: Tensor | None
+
+
+@functools.lru_cache(maxsize=64)  # every layer of a pack asks for the same few
+def _group(cu_q: tuple[int, ...], cu_k: tuple[int, ...], device: torch.device) -> _Groups:
     alike: dict[tuple[int, int], list[int]] = {}
     for i in range(len(cu_q) - 1):
         alike.setdefault((cu_q[i + 1] - cu_q[i], cu_k[i + 1] - cu_k[i]), []).append(i)
     groups = [(shape, members) for shape, members in alike.items() if shape != (0, 0)]
-    if not groups:
-        return q
+    members = [i for _, group in groups for i in group]
+    shapes = tuple((*shape, len(group)) for shape, group in groups)
+    return _Groups(shapes, *_order(cu_q, members, device), *_order(cu_k, members, device))
 
-    rows_q = [range(cu_q[i], cu_q[i + 1]) for _, members in groups for i in members]
-    rows_k = [range(cu_k[i], cu_k[i + 1]) for _, members in groups for i in members]
-    q, (k, v) = _reorder(q, rows_q), (_reorder(x, rows_k) for x in (k, v))
-    heads, width = q.shape[1:]
-    parts_q = q.split([length * len(members) for (length, _), members in groups])
-    parts_k, parts_v = (x.split([length * len(members) for (_, length), members in groups]) for x in (k, v))
+
+def _order(cu: tuple[int, ...], members: list[int], device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+    """The row order that lays these segments end to end, and the order back; None where nothing moves."""
+    rows = [torch.arange(cu[i], cu[i + 1]) for i in members if cu[i] != cu[i + 1]]
+    forth = torch.cat(rows) if rows else torch.arange(0)
+    if torch.equal(forth, torch.arange(len(forth))):
+        return None, None
+    return forth.to(device), torch.argsort(forth).to(device)
+
+
+def _loop(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: tuple[int, ...], cu_k: tuple[int, ...], causal: bool, scale: float
+) -> Tensor:
+    """Segments of equal length share one batched call: a few calls per pack, not one per sample."""
+    assert cu_q[-1] == q.shape[0] and cu_k[-1] == k.shape[0], (cu_q[-1], q.shape, cu_k[-1], k.shape)
+    assert not causal or cu_q == cu_k, "causal attention needs the same segments in queries and keys"
+    groups = _group(cu_q, cu_k, q.device)
+    q, k, v = _permute(q, groups.forth_q, groups.back_q), *(_permute(x, groups.forth_k, groups.back_k) for x in (k, v))
+    parts_q = q.split([queries * count for queries, _, count in groups.shapes])
+    parts_k, parts_v = (x.split([keys * count for _, keys, count in groups.shapes]) for x in (k, v))
     outs = []
-    for ((length_q, length_k), members), pq, pk, pv in zip(groups, parts_q, parts_k, parts_v, strict=True):
-        if length_k == 0 or length_q == 0:
+    for (queries, keys, count), pq, pk, pv in zip(groups.shapes, parts_q, parts_k, parts_v, strict=True):
+        if queries == 0 or keys == 0:
             outs.append(pq * 0.0)
             continue
-        dense = (x.unflatten(0, (len(members), -1)).transpose(1, 2) for x in (pq, pk, pv))
-        out = F.scaled_dot_product_attention(*dense, is_causal=causal, scale=scale, enable_gqa=heads != k.shape[1])
-        outs.append(out.transpose(1, 2).reshape(-1, heads, width))
-    joined = outs[0] if len(outs) == 1 else torch.cat(outs)
-    return _restore(joined, rows_q)
+        dense = (x.unflatten(0, (count, -1)).transpose(1, 2) for x in (pq, pk, pv))
+        grouped = q.shape[1] != k.shape[1]
+        out = F.scaled_dot_product_attention(*dense, is_causal=causal, scale=scale, enable_gqa=grouped)
+        outs.append(out.transpose(1, 2).flatten(0, 1))
+    joined = outs[0] if len(outs) == 1 else torch.cat([*outs, q[:0]])
+    return _permute(joined, groups.back_q, groups.forth_q)
 
 
-def _reorder(x: Tensor, rows: list[range]) -> Tensor:
-    """The rows of x, laid end to end in the order of `rows`; x itself where that changes nothing."""
-    if all(a.stop == b.start for a, b in zip(rows, rows[1:], strict=False)):
-        return x
-    forth = torch.cat([torch.arange(r.start, r.stop) for r in rows]).to(x.device)
-    return _Permute.apply(x, forth, torch.argsort(forth))  # type: ignore[no-any-return]
-
-
-def _restore(x: Tensor, rows: list[range]) -> Tensor:
-    """The inverse of `_reorder`."""
-    if all(a.stop == b.start for a, b in zip(rows, rows[1:], strict=False)):
-        return x
-    forth = torch.cat([torch.arange(r.start, r.stop) for r in rows]).to(x.device)
-    return _Permute.apply(x, torch.argsort(forth), forth)  # type: ignore[no-any-return]
+def _permute(x: Tensor, forth: Tensor | None, back: Tensor | None) -> Tensor:
+    return x if forth is None else _Permute.apply(x, forth, back)  # type: ignore[return-value]
 
 
 class _Permute(torch.autograd.Function):

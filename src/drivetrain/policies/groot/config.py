@@ -86,16 +86,16 @@ class GrootConfig:
 
 
 def tiny(horizon: int = 16) -> GrootConfig:
-    """The same architecture at 3 million parameters, all of them trained, for a CPU: 64-pixel images, text as bytes."""
+    """The same architecture at 1.8 million parameters, all of them trained, for a CPU: 64-pixel images, text as bytes."""
     return GrootConfig(
-        vision=VisionConfig(image_size=64, patch_size=8, layers=2, width=96, heads=3, mlp=256),
+        vision=VisionConfig(image_size=64, patch_size=8, layers=2, width=96, heads=3, mlp=192),
         language=LanguageConfig(
             layers=2,
             width=96,
-            heads=4,
-            kv_heads=2,
-            head_dim=24,
-            mlp=256,
+            heads=3,
+            kv_heads=1,
+            head_dim=32,
+            mlp=192,
             vocabulary=264,
             image_token=256,
             tokenizer="bytes",

@@ -102,7 +102,8 @@ class Groot(nn.Module):
         time = batch.time[..., None, None]  # BK11
         actions = batch.actions[:, None]  # B1HA
         noised = (1 - time) * batch.noise + time * actions  # BKHA, float32
-        velocity = self.velocity(self.keys_values(batch), noised, batch.time, batch)
+        bucket = (batch.time * self.config.time_buckets).long()  # rounds toward zero: t = -0.0005 is bucket 0
+        velocity = self.velocity(self.keys_values(batch), noised, bucket, batch)
         return flow_loss(velocity, actions - batch.noise, batch)
 
     def loss(self, batch: PackedBatch) -> LossSum:
@@ -115,8 +116,8 @@ class Groot(nn.Module):
         kv = self.keys_values(batch)
         actions, steps = batch.noise[:, :1].float(), self.config.euler_steps
         for i in range(steps):
-            time = torch.full(actions.shape[:2], i / steps, device=actions.device)
-            actions = actions + self.velocity(kv, actions, time, batch) / steps
+            bucket = torch.full(actions.shape[:2], int(i / steps * self.config.time_buckets), device=actions.device)
+            actions = actions + self.velocity(kv, actions, bucket, batch) / steps
         return actions[:, 0]
 
     def keys_values(self, batch: PackedBatch) -> tuple[tuple[Tensor, Tensor], ...]:
@@ -138,11 +139,11 @@ class Groot(nn.Module):
             return self.language(stream, batch.positions, Segments(batch.cu_tokens, batch.max_tokens))
 
     def velocity(
-        self, kv: tuple[tuple[Tensor, Tensor], ...], noised: Tensor, time: Tensor, batch: PackedBatch
+        self, kv: tuple[tuple[Tensor, Tensor], ...], noised: Tensor, bucket: Tensor, batch: PackedBatch
     ) -> Tensor:
-        """The predicted velocity, float32 [B, K, H, A], of noised actions [B, K, H, A] at times [B, K], both float32."""
+        """The velocity, float32 [B, K, H, A], of noised actions, float32 [B, K, H, A], at time buckets int64 [B, K]."""
         samples, draws, horizon, _ = noised.shape
-        bucket = (time * self.config.time_buckets).long().flatten()  # rounds toward zero: t = -0.0005 is bucket 0
+        bucket = bucket.flatten()
         one = group_embodiments(batch.embodiment, self.config.head.embodiments)
         each = group_embodiments(batch.embodiment.repeat_interleave(draws), self.config.head.embodiments)
         state = self.state_encoder(batch.state[:, None], one)  # B1W
