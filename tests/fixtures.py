@@ -173,7 +173,9 @@ def write_v21(folder: Path, tiny: Tiny | None = None, version: str = "v2.1") -> 
     ]
     write_lines(folder / "meta/episodes.jsonl", episodes)
     if version == "v2.1":
-        write_lines(folder / "meta/episodes_stats.jsonl", [{"episode_index": e["episode_index"], "stats": {}} for e in episodes])
+        write_lines(
+            folder / "meta/episodes_stats.jsonl", [{"episode_index": e["episode_index"], "stats": {}} for e in episodes]
+        )
     for episode in range(len(tiny.lengths)):
         write_table(folder / f"data/chunk-000/episode_{episode:06d}.parquet", table_of(tiny, episode))
         for camera in tiny.sizes:

@@ -58,7 +58,9 @@ def same_statistics(a: Lake, b: Lake) -> None:
     for name, info in a.datasets.items():
         for feature, s in info.statistics.items():
             for field, value in vars(s).items():
-                np.testing.assert_allclose(value, getattr(b.datasets[name].statistics[feature], field), rtol=1e-12, atol=1e-12)
+                np.testing.assert_allclose(
+                    value, getattr(b.datasets[name].statistics[feature], field), rtol=1e-12, atol=1e-12
+                )
 
 
 @pytest.fixture(scope="module")

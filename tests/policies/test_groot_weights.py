@@ -244,7 +244,9 @@ def test_sharded_model(tensors, tmp_path):
     write(tmp_path, tensors)
     command = [sys.executable, "-c", SHARDED, str(tmp_path)]
     ranks = [
-        subprocess.Popen([*command, str(rank), str(Path(__file__).parent)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        subprocess.Popen(
+            [*command, str(rank), str(Path(__file__).parent)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         for rank in (0, 1)
     ]
     try:

@@ -18,6 +18,8 @@ def stream(seed: int, epoch: int, sample: int, draw: int = 0) -> np.random.Gener
     return np.random.Generator(np.random.Philox(counter=counter, key=key))
 
 
-def groot_time(generator: np.random.Generator, *, alpha: float = 1.5, beta: float = 1.0, s: float = 0.999) -> np.float32:
+def groot_time(
+    generator: np.random.Generator, *, alpha: float = 1.5, beta: float = 1.0, s: float = 0.999
+) -> np.float32:
     """GR00T-N1.5's flow time (s - u) / s, u ~ Beta(alpha, beta): in [(s-1)/s, 1], densest near 0, the noisy end."""
     return np.float32((s - generator.beta(alpha, beta)) / s)

@@ -56,7 +56,9 @@ class Scaler:
                 "is this the robot and data set that the policy was trained on?"
             )
         if not np.isfinite(x).all():
-            raise DrivetrainError(f"a value {purpose} is not finite: dimension {int(np.argwhere(~np.isfinite(x))[0][-1])}")
+            raise DrivetrainError(
+                f"a value {purpose} is not finite: dimension {int(np.argwhere(~np.isfinite(x))[0][-1])}"
+            )
 
 
 def scaler(info: DatasetInfo, feature: str, width: int, ranges: Range = "min_max") -> Scaler:
@@ -80,7 +82,9 @@ def scaler(info: DatasetInfo, feature: str, width: int, ranges: Range = "min_max
             f"data set {info.name!r}: statistics of {feature!r} have shape {low.shape}, the feature {len(names)} dimensions"
         )
     if len(names) > width:
-        raise DrivetrainError(f"data set {info.name!r}: {feature!r} has {len(names)} dimensions, the policy takes {width}")
+        raise DrivetrainError(
+            f"data set {info.name!r}: {feature!r} has {len(names)} dimensions, the policy takes {width}"
+        )
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low <= high).all()):
         bad = int(np.argmin(np.isfinite(low) & np.isfinite(high) & (low <= high)))
         raise DrivetrainError(

@@ -33,7 +33,9 @@ def pack(samples: Sequence[Sample], shape: PackShape) -> PackedBatch:
     for sample, start in zip(samples, starts, strict=False):
         count = len(sample.images)
         if len(sample.image_tokens) != count * per_image:
-            raise DrivetrainError(f"sample {sample.id}: {len(sample.image_tokens)} image tokens for {count} images of {per_image}")
+            raise DrivetrainError(
+                f"sample {sample.id}: {len(sample.image_tokens)} image tokens for {count} images of {per_image}"
+            )
         tokens[start : start + len(sample.tokens)] = sample.tokens
         positions[start : start + len(sample.tokens)] = np.arange(len(sample.tokens))
         image_tokens[at * per_image : (at + count) * per_image] = sample.image_tokens + start

@@ -222,7 +222,9 @@ class _Picture:
         pixels = np.empty((drawn, drawn, 3), np.uint8)
         mujoco.mjr_readPixels(pixels, None, view, self._context)
         if fold > 1:
-            pixels = pixels.reshape(size, fold, size, fold, 3).mean(axis=(1, 3), dtype=np.float32).round().astype(np.uint8)
+            pixels = (
+                pixels.reshape(size, fold, size, fold, 3).mean(axis=(1, 3), dtype=np.float32).round().astype(np.uint8)
+            )
         # Rows come bottom first, which undoes half of the camera's turn; mirroring left and right is the other half.
         return np.ascontiguousarray(pixels[:, ::-1])
 

@@ -112,7 +112,15 @@ def record(
             raise DrivetrainError(f"the expert of {suite} failed from all {episodes} initial states. Give --noise 0.")
         writer.finalize()
         report = RecordReport(
-            suite, str(out), image_size, seed, tuple(stored), tuple(failed), tuple(levels), steps, time.monotonic() - began
+            suite,
+            str(out),
+            image_size,
+            seed,
+            tuple(stored),
+            tuple(failed),
+            tuple(levels),
+            steps,
+            time.monotonic() - began,
         )
         (partial / "recording.json").write_text(json.dumps(asdict(report), indent=2))
         partial.rename(out)
@@ -170,7 +178,9 @@ def _with_images(
         seen.append(simulator.observe())
     last = simulator.step(executed[-1])
     if not last.success:
-        raise DrivetrainError(f"initial state {state_id} of {simulator.info.suite} did not play back as it was recorded.")
+        raise DrivetrainError(
+            f"initial state {state_id} of {simulator.info.suite} did not play back as it was recorded."
+        )
     images = {c: np.stack([s.images[c] for s in seen]) for c in simulator.info.cameras}
     return ExpertEpisode(images, np.stack([s.state for s in seen]), clean, noise)
 

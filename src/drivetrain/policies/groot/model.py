@@ -89,7 +89,11 @@ class Groot(nn.Module):
             module.requires_grad_(config.tune_projector)
         self.action_positions.requires_grad_(config.tune_projector)
         self.diffusion.requires_grad_(config.tune_diffusion)
-        self.tunes_visual, self.tunes_llm, self.tunes_diffusion = config.tune_visual, config.tune_llm, config.tune_diffusion
+        self.tunes_visual, self.tunes_llm, self.tunes_diffusion = (
+            config.tune_visual,
+            config.tune_llm,
+            config.tune_diffusion,
+        )
 
     def train(self, mode: bool = True) -> Groot:
         """Training mode for what is trained; a frozen diffusion transformer stays without dropout."""

@@ -85,7 +85,9 @@ def load_tokenizer(name: str) -> Callable[[str], tuple[int, ...]]:
             return lambda text: tuple(fast.encode(text, add_special_tokens=False).ids)
         from transformers import AutoTokenizer
     except ImportError as error:
-        raise DrivetrainError(f"the tokenizer {name!r} needs the package {error.name!r}: pip install {error.name}") from error
+        raise DrivetrainError(
+            f"the tokenizer {name!r} needs the package {error.name!r}: pip install {error.name}"
+        ) from error
     try:
         loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:

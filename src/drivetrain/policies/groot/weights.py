@@ -167,8 +167,10 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
         try:
             opened = stack.enter_context(safe_open(file, framework="pt"))
         except Exception as error:  # the library's own error type is not exported
-            raise DrivetrainError(f"{file} is not a readable safetensors file ({error}); copy or download it again") from error
-        found.update({name: opened for name in opened.keys()})  # noqa: SIM118 - not a dict
+            raise DrivetrainError(
+                f"{file} is not a readable safetensors file ({error}); copy or download it again"
+            ) from error
+        found.update(dict.fromkeys(opened.keys(), opened))
     return found
 
 
