@@ -8,8 +8,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from drivetrain.data.permutation import mix
 from drivetrain.parallel.mesh import World
 from drivetrain.types import PackedBatch
 
@@ -23,6 +25,7 @@ class Interval:
     tokens: int = 0
     token_slots: int = 0
     data_wait_seconds: float = 0.0
+    data_digest: int = 0
     started: float = field(default_factory=time.perf_counter)
 
     def add(self, packs: list[PackedBatch], waited: float) -> None:
@@ -32,6 +35,17 @@ class Interval:
             self.samples += int((p.weight > 0).sum())
             self.tokens += int(p.cu_tokens[-2])
             self.token_slots += p.tokens.numel()
+            self.data_digest += digest(p.sample, p.epoch)
+
+
+def digest(sample: torch.Tensor, epoch: torch.Tensor) -> int:
+    """A number that names which samples (int64 [B], -1 in empty slots) were seen in which epochs, in any order.
+
+    Digests of packs add up, so equal digests of an interval mean equal data, whatever the ranks and packs.
+    """
+    real = sample >= 0
+    terms = mix(sample[real].numpy().astype(np.uint64) ^ mix(epoch[real].numpy().astype(np.uint64)))
+    return int(terms.sum(dtype=np.uint64))
 
 
 class Meters:
@@ -53,7 +67,7 @@ class Meters:
         now = self.interval
         seconds = time.perf_counter() - now.started
         sums = self.world.sum(torch.tensor([now.samples, now.tokens, now.token_slots], dtype=torch.float64))
-        waits = self.world.gather(now.data_wait_seconds)
+        waits, digests = zip(*self.world.gather((now.data_wait_seconds, now.data_digest)), strict=True)
         self.interval = Interval()
         if not self.world.main:
             return
@@ -71,6 +85,7 @@ class Meters:
             "data_wait_rank": slowest,
             "compute_seconds": (seconds - waits[slowest]) / now.steps,
             "fill": tokens / slots,
+            "data_digest": f"{sum(digests) % 2**64:016x}",
         }
         self._write(line)
         print(

@@ -48,7 +48,8 @@ class EmbodimentLinear(nn.Module):
         self.b = nn.Parameter(torch.empty(categories, width_out))
 
     def init_weights(self) -> None:
-        nn.init.normal_(self.W, std=0.02)
+        # not the published 0.02: from 7 action dimensions that leaves the signal far below the time's sinusoid
+        nn.init.normal_(self.W, std=self.W.shape[1] ** -0.5)
         nn.init.zeros_(self.b)
 
     def forward(self, x: Tensor, groups: EmbodimentGroups) -> Tensor:

@@ -24,12 +24,12 @@ class LanguageTower(nn.Module):
         self.norm = RMSNorm(config.width)
 
     def init_weights(self) -> None:
-        """As Hugging Face initialises Qwen3: normal of standard deviation 0.02."""
+        """Normal of deviation 1/sqrt(inputs): Qwen3's 0.02 at the published width, and still right at a small one."""
         nn.init.normal_(self.embedding.weight, std=0.02)
         for block in self.blocks:
             assert isinstance(block, LanguageBlock)
             for layer in (block.qkv, block.out, block.gate_up, block.down):
-                nn.init.normal_(layer.weight, std=0.02)
+                nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
 
     def forward(self, x: Tensor, positions: Tensor, segments: Segments) -> Tensor:
         cos, sin = rotary_angles(positions, self.config.head_dim, self.config.rope_theta)

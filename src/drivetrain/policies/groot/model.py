@@ -23,8 +23,8 @@ from drivetrain.types import LossSum, PackedBatch
 class Groot(nn.Module):
     """Images, instruction and state in; a chunk of H actions out, by flow matching.
 
-    Random weights are as in the references: SigLIP's and Qwen3's own rules for the towers, 0.02 normal for tables and
-    per-embodiment weights, torch's default for the head's Linears. They depend on torch.manual_seed alone.
+    Random weights follow the references at the published widths: SigLIP's own rules, 1/sqrt(inputs) where they have 0.02
+    (which a width of 2048 makes the same), torch's default for the head's Linears. They depend on torch.manual_seed alone.
     """
 
     def __init__(self, config: GrootConfig) -> None:
@@ -69,7 +69,7 @@ class Groot(nn.Module):
                 module.reset_parameters()
         self.vision.init_weights()
         self.language.init_weights()
-        nn.init.normal_(self.connector.weight, std=0.02)
+        nn.init.normal_(self.connector.weight, std=self.connector.in_features**-0.5)
         nn.init.zeros_(self.connector.bias)
         nn.init.normal_(self.future_tokens, std=0.02)
         nn.init.normal_(self.action_positions, std=0.02)
