@@ -49,19 +49,36 @@ def build(config):
 
     v, c, h = config.vision, config.language, config.head
     vision = {
-        "image_size": v.image_size, "patch_size": v.patch_size, "num_hidden_layers": v.layers, "hidden_size": v.width,
-        "num_attention_heads": v.heads, "intermediate_size": v.mlp, "model_type": "siglip_vision_model",
+        "image_size": v.image_size,
+        "patch_size": v.patch_size,
+        "num_hidden_layers": v.layers,
+        "hidden_size": v.width,
+        "num_attention_heads": v.heads,
+        "intermediate_size": v.mlp,
+        "model_type": "siglip_vision_model",
     }
     text = {
-        "vocab_size": c.vocabulary, "hidden_size": c.width, "num_hidden_layers": c.layers, "num_attention_heads": c.heads,
-        "num_key_value_heads": c.kv_heads, "head_dim": c.head_dim, "intermediate_size": c.mlp, "tie_word_embeddings": True,
-        "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta}, "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": c.vocabulary,
+        "hidden_size": c.width,
+        "num_hidden_layers": c.layers,
+        "num_attention_heads": c.heads,
+        "num_key_value_heads": c.kv_heads,
+        "head_dim": c.head_dim,
+        "intermediate_size": c.mlp,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta},
+        "architectures": ["Qwen3ForCausalLM"],
         "use_cache": False,
     }
     eagle = eagle_model(
         eagle_config(
-            vision_config=vision, text_config=text, select_layer=-1, use_pixel_shuffle=False, mlp_connector_layers=1,
-            image_token_index=c.image_token, _attn_implementation="eager",
+            vision_config=vision,
+            text_config=text,
+            select_layer=-1,
+            use_pixel_shuffle=False,
+            mlp_connector_layers=1,
+            image_token_index=c.image_token,
+            _attn_implementation="eager",
         ),
         vision_model=SiglipVisionModel(SiglipVisionConfig(**vision, attn_implementation="eager")),
         language_model=Qwen3ForCausalLM(Qwen3Config(**text, attn_implementation="eager")),
@@ -69,17 +86,31 @@ def build(config):
     attention = {"dropout": 0.0, "final_dropout": True, "positional_embeddings": None}
     head = head_module.FlowmatchingActionHead(
         head_module.FlowmatchingActionHeadConfig(
-            action_dim=config.action_width, max_action_dim=config.action_width, max_state_dim=config.state_width,
-            action_horizon=config.horizon, hidden_size=h.hidden, input_embedding_dim=h.width,
-            backbone_embedding_dim=c.width, num_target_vision_tokens=h.future_tokens, max_seq_len=h.max_positions,
-            max_num_embodiments=h.embodiments, num_inference_timesteps=config.euler_steps,
+            action_dim=config.action_width,
+            max_action_dim=config.action_width,
+            max_state_dim=config.state_width,
+            action_horizon=config.horizon,
+            hidden_size=h.hidden,
+            input_embedding_dim=h.width,
+            backbone_embedding_dim=c.width,
+            num_target_vision_tokens=h.future_tokens,
+            max_seq_len=h.max_positions,
+            max_num_embodiments=h.embodiments,
+            num_inference_timesteps=config.euler_steps,
             vl_self_attention_cfg={
-                **attention, "num_layers": h.vl_layers, "num_attention_heads": h.vl_heads,
+                **attention,
+                "num_layers": h.vl_layers,
+                "num_attention_heads": h.vl_heads,
                 "attention_head_dim": c.width // h.vl_heads,
             },
             diffusion_model_cfg={
-                **attention, "num_layers": h.layers, "num_attention_heads": h.heads, "norm_type": "ada_norm",
-                "attention_head_dim": h.width // h.heads, "output_dim": h.hidden, "cross_attention_dim": c.width,
+                **attention,
+                "num_layers": h.layers,
+                "num_attention_heads": h.heads,
+                "norm_type": "ada_norm",
+                "attention_head_dim": h.width // h.heads,
+                "output_dim": h.hidden,
+                "cross_attention_dim": c.width,
                 "interleave_self_attention": True,
             },
         )
@@ -112,7 +143,9 @@ def run(head_module, eagle, head, inputs: dict[str, torch.Tensor]) -> tuple[torc
     def features() -> BatchFeature:
         tokens = inputs["tokens"][None]
         pixels = (inputs["images"].permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.5
-        made = eagle(pixel_values=pixels, input_ids=tokens, attention_mask=torch.ones_like(tokens), output_hidden_states=True)
+        made = eagle(
+            pixel_values=pixels, input_ids=tokens, attention_mask=torch.ones_like(tokens), output_hidden_states=True
+        )
         return BatchFeature({"backbone_features": made.hidden_states[-1], "backbone_attention_mask": None})
 
     chunk = BatchFeature(

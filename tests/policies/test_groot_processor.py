@@ -21,7 +21,13 @@ from drivetrain.types import DatasetInfo, DrivetrainError, FeatureStatistics, Ob
 def statistics(low: list[float], high: list[float]) -> FeatureStatistics:
     low_, high_ = np.array(low), np.array(high)
     middle = (low_ + high_) / 2
-    inner = {"q01": low_ * 0.9 + high_ * 0.1, "q10": middle, "q50": middle, "q90": middle, "q99": low_ * 0.1 + high_ * 0.9}
+    inner = {
+        "q01": low_ * 0.9 + high_ * 0.1,
+        "q10": middle,
+        "q50": middle,
+        "q90": middle,
+        "q99": low_ * 0.1 + high_ * 0.9,
+    }
     return FeatureStatistics(count=10, mean=middle, std=high_ - low_, min=low_, max=high_, **inner)
 
 
@@ -117,12 +123,14 @@ def test_quantile_ranges_do_not_cut():
 def test_missing_or_wrong_statistics_are_errors():
     info = dataset()
     without = dataclasses.replace(info, statistics={"setA.action": info.statistics["action"]})
-    with pytest.raises(DrivetrainError, match="no statistics of 'observation.state'"):
+    with pytest.raises(DrivetrainError, match="no statistics of 'observation\\.state'"):
         GrootProcessor(micro(), {"cups": without})
     short = dataclasses.replace(info, action_names=("a", "b"))
     with pytest.raises(DrivetrainError, match="2 dimensions"):
         GrootProcessor(micro(), {"cups": short})
-    nan = dataclasses.replace(info, statistics={**info.statistics, "action": statistics([0, 0, np.nan, 0], [1, 1, 1, 1])})
+    nan = dataclasses.replace(
+        info, statistics={**info.statistics, "action": statistics([0, 0, np.nan, 0], [1, 1, 1, 1])}
+    )
     with pytest.raises(DrivetrainError, match=r"\[2\] \(c\)"):
         GrootProcessor(micro(), {"cups": nan})
     with pytest.raises(DrivetrainError, match="takes 2"):
@@ -170,7 +178,7 @@ def test_noise_depends_on_seed_epoch_sample_and_draw_alone():
     first = made.sample(step(), id=5, epoch=2, seed=9)
     same = again.sample(step(state=np.float32([0, 0, 0])), id=5, epoch=2, seed=9)
     assert np.array_equal(first.noise[:1], same.noise) and np.array_equal(first.time[:1], same.time)
-    others = [dict(id=6, epoch=2, seed=9), dict(id=5, epoch=3, seed=9), dict(id=5, epoch=2, seed=8)]
+    others = [{"id": 6, "epoch": 2, "seed": 9}, {"id": 5, "epoch": 3, "seed": 9}, {"id": 5, "epoch": 2, "seed": 8}]
     drawn = [first.noise[0], first.noise[1], first.noise[2], *(made.sample(step(), **o).noise[0] for o in others)]
     for i, a in enumerate(drawn):
         for b in drawn[i + 1 :]:
@@ -179,7 +187,7 @@ def test_noise_depends_on_seed_epoch_sample_and_draw_alone():
 
 def test_flow_times_follow_the_published_distribution():
     times = np.array([groot_time(stream(0, 0, i)) for i in range(4000)])
-    assert -0.0011 < times.min() and times.max() <= 1 and times.dtype == np.float32
+    assert times.min() > -0.0011 and times.max() <= 1 and times.dtype == np.float32
     # u ~ Beta(1.5, 1) has P(u < x) = x^1.5
     expected = 1 - (0.999 * (1 - np.linspace(0, 1, 11))) ** 1.5
     assert np.allclose([(times < t).mean() for t in np.linspace(0, 1, 11)], expected, atol=0.03)
@@ -198,7 +206,23 @@ def test_published_template(tmp_path):
     """With a word-level tokenizer the prompt reads as the published one; only the instruction is cut."""
     tokenizers = pytest.importorskip("tokenizers", reason="the package `tokenizers` is optional")
     special = ["<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>"]
-    words = ["system", "user", "assistant", "You", "are", "a", "helpful", ".", "<", "image", "1", "2", ">", "lift", "cup"]
+    words = [
+        "system",
+        "user",
+        "assistant",
+        "You",
+        "are",
+        "a",
+        "helpful",
+        ".",
+        "<",
+        "image",
+        "1",
+        "2",
+        ">",
+        "lift",
+        "cup",
+    ]
     vocabulary = {w: i for i, w in enumerate(["?", *special, *words])}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="?"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()

@@ -239,12 +239,14 @@ print("equal", len(stored))
 
 @pytest.mark.slow  # two processes that each import torch's distributed half
 def test_sharded_model(tensors, tmp_path):
-    """Two processes, every parameter sharded, built on the meta device: what is saved is what was read, and the loss, its
-    gradients and the sampled actions are those of the whole model."""
+    """Two processes, every parameter sharded, built on the meta device: what is saved is what was read, and gradients
+    and sampled actions are those of the whole model."""
     write(tmp_path, tensors)
     command = [sys.executable, "-c", SHARDED, str(tmp_path)]
     ranks = [
-        subprocess.Popen([*command, str(rank), str(Path(__file__).parent)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        subprocess.Popen(
+            [*command, str(rank), str(Path(__file__).parent)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         for rank in (0, 1)
     ]
     try:

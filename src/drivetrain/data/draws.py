@@ -8,7 +8,7 @@ _WORD = (1 << 64) - 1
 
 
 def stream(seed: int, epoch: int, sample: int, draw: int = 0) -> np.random.Generator:
-    """An independent stream for one draw of one sample in one epoch; equal arguments give equal numbers, on any machine.
+    """An independent stream for one draw of one sample in one epoch; equal arguments, equal numbers, on any machine.
 
     A counter-based generator (Philox 4x64): seed and epoch are its key, sample and draw the high words of its counter,
     so that streams cannot overlap before 2^64 blocks.
@@ -18,6 +18,8 @@ def stream(seed: int, epoch: int, sample: int, draw: int = 0) -> np.random.Gener
     return np.random.Generator(np.random.Philox(counter=counter, key=key))
 
 
-def groot_time(generator: np.random.Generator, *, alpha: float = 1.5, beta: float = 1.0, s: float = 0.999) -> np.float32:
+def groot_time(
+    generator: np.random.Generator, *, alpha: float = 1.5, beta: float = 1.0, s: float = 0.999
+) -> np.float32:
     """GR00T-N1.5's flow time (s - u) / s, u ~ Beta(alpha, beta): in [(s-1)/s, 1], densest near 0, the noisy end."""
     return np.float32((s - generator.beta(alpha, beta)) / s)

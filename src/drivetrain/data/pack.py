@@ -11,7 +11,7 @@ from drivetrain.types import DrivetrainError, PackedBatch, PackShape, Sample
 
 
 def pack(samples: Sequence[Sample], shape: PackShape) -> PackedBatch:
-    """The samples, in the order given, as `PackedBatch` describes; the rest of `shape` is empty slots and the dummy tail.
+    """The samples, in the order given, as `PackedBatch` describes; what is left of `shape` is empty slots and tail.
 
     All samples must agree in image size, image tokens, K, H, A and D. Every array is written once.
     Raises DrivetrainError where the samples exceed the shape, naming the limit.
@@ -33,7 +33,9 @@ def pack(samples: Sequence[Sample], shape: PackShape) -> PackedBatch:
     for sample, start in zip(samples, starts, strict=False):
         count = len(sample.images)
         if len(sample.image_tokens) != count * per_image:
-            raise DrivetrainError(f"sample {sample.id}: {len(sample.image_tokens)} image tokens for {count} images of {per_image}")
+            raise DrivetrainError(
+                f"sample {sample.id}: {len(sample.image_tokens)} image tokens for {count} images of {per_image}"
+            )
         tokens[start : start + len(sample.tokens)] = sample.tokens
         positions[start : start + len(sample.tokens)] = np.arange(len(sample.tokens))
         image_tokens[at * per_image : (at + count) * per_image] = sample.image_tokens + start
@@ -79,5 +81,5 @@ def _check_fits(samples: int, tokens: int, images: int, shape: PackShape) -> Non
     ):
         if found > limit:
             raise DrivetrainError(
-                f"these samples hold {found} {name}, and a pack at most {limit}: raise batch.shape.{name} or batch.packs"
+                f"these samples hold {found} {name}, a pack at most {limit}: raise batch.shape.{name} or batch.packs"
             )

@@ -46,7 +46,9 @@ class VisionTower(nn.Module):
         p = self.patch_size
         count, size = images.shape[:2]
         side = size // p
-        pixels = images.reshape(count, side, p, side, p, 3).permute(0, 1, 3, 5, 2, 4).reshape(count, side * side, 3 * p * p)
+        pixels = (
+            images.reshape(count, side, p, side, p, 3).permute(0, 1, 3, 5, 2, 4).reshape(count, side * side, 3 * p * p)
+        )
         pixels = (pixels.float() * (2 / 255) - 1).to(self.patch.weight.dtype)
         return F.linear(pixels, self.patch.weight.flatten(1), self.patch.bias) + self.positions
 

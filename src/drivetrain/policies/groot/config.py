@@ -1,4 +1,4 @@
-"""GR00T-N1.5's dimensions. `GrootConfig()` is the published 3B model; `tiny()` is the same code at a few million parameters."""
+"""GR00T-N1.5's dimensions. `GrootConfig()` is the published 3B model; `tiny()` is the same code for a CPU."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class HeadConfig:
 class GrootConfig:
     """The whole policy. Widths D and A are what states and actions are padded to.
 
-    embodiments: data set name -> slot of the per-embodiment weights; data sets that are not named take `new_embodiment`.
+    embodiments: data set name -> slot of the per-embodiment weights; others take `new_embodiment`.
     tune_*:      what is trained; the published fine-tune trains the projectors and the diffusion head.
     euler_steps: integration steps of `act`.
     """
@@ -83,7 +83,7 @@ class GrootConfig:
 
 
 def tiny(horizon: int = 16) -> GrootConfig:
-    """The same architecture at 1.8 million parameters, all of them trained, for a CPU: 64-pixel images, text as bytes."""
+    """The same architecture at 1.8 million parameters, all trained, for a CPU: 64-pixel images, text as bytes."""
     return GrootConfig(
         vision=VisionConfig(image_size=64, patch_size=8, layers=2, width=96, heads=3, mlp=192),
         language=LanguageConfig(

@@ -44,9 +44,7 @@ class VisionLanguageBlock(nn.Module):
 
     def forward(self, x: Tensor, segments: Segments) -> Tensor:
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).unbind(1)
-        attended = varlen_attention(
-            q, k, v, segments.cu, segments.cu, segments.longest, segments.longest, causal=False
-        )
+        attended = varlen_attention(q, k, v, segments.cu, segments.cu, segments.longest, segments.longest, causal=False)
         # published twice: once inside the attention, once in the block
         x = x + self.dropout(self.dropout(self.out(attended.flatten(1))))
         return x + self.feed_forward(self.norm2(x))
@@ -86,7 +84,7 @@ class DiffusionBlock(nn.Module):
 
 
 class KeysValues(nn.Module):
-    """Keys and values of all cross blocks in one product: features [T, W] -> (k, v) [T, heads, d] of each cross block."""
+    """Keys and values of all cross blocks in one product: features [T, W] -> a (k, v) [T, heads, d] each."""
 
     def __init__(self, features: int, width: int, heads: int, cross_layers: int) -> None:
         super().__init__()
@@ -99,11 +97,9 @@ class KeysValues(nn.Module):
 
 
 class DiffusionTransformer(nn.Module):
-    """Even blocks cross-attend to vision-language features, odd ones attend to themselves; time enters by adaptive norms."""
+    """Even blocks cross-attend to the features, odd ones attend to themselves; time enters by adaptive norms."""
 
-    def __init__(
-        self, *, features: int, layers: int, width: int, heads: int, hidden: int, dropout: float
-    ) -> None:
+    def __init__(self, *, features: int, layers: int, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
         self.layers = layers
         self.time1 = nn.Linear(TIME_CHANNELS, width)

@@ -1,4 +1,4 @@
-"""Weights of which every embodiment has its own. Samples are grouped by embodiment; weights are never gathered per sample."""
+"""Weights of which every embodiment has its own. Samples are grouped by it; weights are never gathered per sample."""
 
 from __future__ import annotations
 
@@ -104,7 +104,9 @@ class ActionEncoder(nn.Module):
 
     def forward(self, actions: Tensor, bucket: Tensor, groups: EmbodimentGroups) -> Tensor:
         half = self.width // 2
-        exponents = torch.arange(half, device=bucket.device, dtype=torch.float32) * (-torch.log(torch.tensor(1e4)) / half)
+        exponents = torch.arange(half, device=bucket.device, dtype=torch.float32) * (
+            -torch.log(torch.tensor(1e4)) / half
+        )
         time = torch.cat(sinusoid(bucket, exponents), dim=-1)
         embedded = self.W1(actions, groups)
         time = time.to(embedded.dtype)[:, None].expand(-1, actions.shape[1], -1)

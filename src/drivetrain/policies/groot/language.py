@@ -1,4 +1,4 @@
-"""The language tower: the first layers of a Qwen3 decoder over packed tokens. It predicts no words, so it has no lm_head."""
+"""The language tower: the first layers of a Qwen3 decoder over packed tokens. It predicts no words: no lm_head."""
 
 from __future__ import annotations
 
@@ -62,9 +62,7 @@ class LanguageBlock(nn.Module):
         q, k, v = qkv.split((c.heads, c.kv_heads, c.kv_heads), dim=1)
         q = rotate(self.q_norm(q), segments.cos, segments.sin)
         k = rotate(self.k_norm(k), segments.cos, segments.sin)
-        attended = varlen_attention(
-            q, k, v, segments.cu, segments.cu, segments.longest, segments.longest, causal=True
-        )
+        attended = varlen_attention(q, k, v, segments.cu, segments.cu, segments.longest, segments.longest, causal=True)
         x = x + self.out(attended.flatten(1))
         gate, up = self.gate_up(self.norm2(x)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * up)

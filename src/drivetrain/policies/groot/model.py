@@ -80,7 +80,7 @@ class Groot(nn.Module):
                 _reset_norm(module)
 
     def configure_trainable(self, config: GrootConfig) -> None:
-        """Set requires_grad from `config.tune_*`. The norm and blocks over the features, and the future tokens, always train."""
+        """Set requires_grad from `config.tune_*`. The features' norm and blocks and the future tokens always train."""
         self.requires_grad_(True)
         self.vision.requires_grad_(config.tune_visual)
         self.connector.requires_grad_(config.tune_visual)
@@ -89,7 +89,11 @@ class Groot(nn.Module):
             module.requires_grad_(config.tune_projector)
         self.action_positions.requires_grad_(config.tune_projector)
         self.diffusion.requires_grad_(config.tune_diffusion)
-        self.tunes_visual, self.tunes_llm, self.tunes_diffusion = config.tune_visual, config.tune_llm, config.tune_diffusion
+        self.tunes_visual, self.tunes_llm, self.tunes_diffusion = (
+            config.tune_visual,
+            config.tune_llm,
+            config.tune_diffusion,
+        )
 
     def train(self, mode: bool = True) -> Groot:
         """Training mode for what is trained; a frozen diffusion transformer stays without dropout."""
@@ -157,7 +161,7 @@ class Groot(nn.Module):
 
 
 def _query_segments(samples: int, length: int, device: torch.device) -> Segments:
-    """`samples` segments of `length` queries, all draws of a sample in one; the pack's tail asks nothing of its tokens."""
+    """`samples` segments of `length` queries, all draws of a sample in one; none for the pack's tail."""
     ends = torch.arange(samples + 2, device=device, dtype=torch.int32).clamp(max=samples) * length
     return Segments(ends.int(), length)
 

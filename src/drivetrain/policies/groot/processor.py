@@ -46,7 +46,9 @@ class GrootProcessor:
         info = self._info(step.dataset)
         where = f"{step.dataset} episode {step.episode} frame {step.frame}"
         if len(step.images) != len(info.cameras):
-            raise DrivetrainError(f"{where}: {len(step.images)} images, {len(info.cameras)} cameras {info.cameras} expected")
+            raise DrivetrainError(
+                f"{where}: {len(step.images)} images, {len(info.cameras)} cameras {info.cameras} expected"
+            )
         pictures = [self._decode(data, info, where) for data in step.images]
         actions = self.actions[step.dataset].normalise(step.actions, self.config.action_width)
         if len(actions) != self.config.horizon:
@@ -61,7 +63,9 @@ class GrootProcessor:
                 f"and has {', '.join(observation.images) or 'no images'}"
             )
         if surplus := sorted(set(observation.images) - set(info.cameras)):
-            raise DrivetrainError(f"the policy knows no camera {', '.join(surplus)}; it was trained with {info.cameras}")
+            raise DrivetrainError(
+                f"the policy knows no camera {', '.join(surplus)}; it was trained with {info.cameras}"
+            )
         # the lake's size first: a live image goes through the same two steps as a stored one
         pictures = [_resize(fit(observation.images[camera], info.image_size), size) for camera in info.cameras]
         actions = np.zeros((self.config.horizon, self.config.action_width), np.float32)
@@ -130,7 +134,9 @@ def embodiment_slot(config: GrootConfig, dataset: str) -> int:
     """Which of the per-embodiment weights a data set uses."""
     slot = config.embodiments.get(dataset, config.new_embodiment)
     if not 0 <= slot < config.head.embodiments:
-        raise DrivetrainError(f"{dataset}: embodiment slot {slot}; the policy has slots 0 to {config.head.embodiments - 1}")
+        raise DrivetrainError(
+            f"{dataset}: embodiment slot {slot}; the policy has slots 0 to {config.head.embodiments - 1}"
+        )
     return slot
 
 

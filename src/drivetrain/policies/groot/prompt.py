@@ -20,8 +20,8 @@ BYTE_END = 257  # after the 256 bytes and the image token
 
 
 class Prompt:
-    """Instruction and number of cameras -> tokens. The byte-level prompt leaves the template's words out, to stay short:
-    the images, the instruction as UTF-8, one end token.
+    """Instruction and number of cameras -> tokens. The byte-level prompt leaves the template's words out, to stay
+    short: the images, the instruction as UTF-8, one end token.
 
     Only the instruction is ever cut, to `config.language.task_tokens`.
     """
@@ -85,7 +85,9 @@ def load_tokenizer(name: str) -> Callable[[str], tuple[int, ...]]:
             return lambda text: tuple(fast.encode(text, add_special_tokens=False).ids)
         from transformers import AutoTokenizer
     except ImportError as error:
-        raise DrivetrainError(f"the tokenizer {name!r} needs the package {error.name!r}: pip install {error.name}") from error
+        raise DrivetrainError(
+            f"the tokenizer {name!r} needs the package {error.name!r}: pip install {error.name}"
+        ) from error
     try:
         loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:

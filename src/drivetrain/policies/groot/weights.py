@@ -38,7 +38,7 @@ PER_EMBODIMENT = ("state_encoder.", "action_encoder.", "action_decoder.")
 
 @dataclass(frozen=True)
 class LoadReport:
-    """loaded: tensors read.  unused: names left aside by rule.  resized: parameters partly fresh.  fresh: reset slots."""
+    """loaded: tensors read.  unused: names set aside by rule.  resized: partly fresh parameters.  fresh: slots."""
 
     loaded: int
     unused: tuple[str, ...]
@@ -167,8 +167,10 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
         try:
             opened = stack.enter_context(safe_open(file, framework="pt"))
         except Exception as error:  # the library's own error type is not exported
-            raise DrivetrainError(f"{file} is not a readable safetensors file ({error}); copy or download it again") from error
-        found.update({name: opened for name in opened.keys()})  # noqa: SIM118 - not a dict
+            raise DrivetrainError(
+                f"{file} is not a readable safetensors file ({error}); copy or download it again"
+            ) from error
+        found.update(dict.fromkeys(opened.keys(), opened))
     return found
 
 
