@@ -1,7 +1,7 @@
-"""Our GR00T-N1.5 equals the released implementation (LeRobot 0.5.1) on the same weights, at batch size 1, in float32.
+"""Our GR00T-N1.5 equals the released implementation (LeRobot 0.5.1) on equal weights, at batch size 1, in float32.
 
-The reference runs one sample at a time, where its shared instruction and its unmasked padding do no harm; ours runs both
-samples in one pack.
+The reference runs one sample at a time, where its shared instruction and its unmasked padding do no harm; ours runs
+both samples in one pack.
 """
 
 from __future__ import annotations

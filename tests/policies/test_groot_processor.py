@@ -123,7 +123,7 @@ def test_quantile_ranges_do_not_cut():
 def test_missing_or_wrong_statistics_are_errors():
     info = dataset()
     without = dataclasses.replace(info, statistics={"setA.action": info.statistics["action"]})
-    with pytest.raises(DrivetrainError, match="no statistics of 'observation.state'"):
+    with pytest.raises(DrivetrainError, match="no statistics of 'observation\\.state'"):
         GrootProcessor(micro(), {"cups": without})
     short = dataclasses.replace(info, action_names=("a", "b"))
     with pytest.raises(DrivetrainError, match="2 dimensions"):
@@ -178,7 +178,7 @@ def test_noise_depends_on_seed_epoch_sample_and_draw_alone():
     first = made.sample(step(), id=5, epoch=2, seed=9)
     same = again.sample(step(state=np.float32([0, 0, 0])), id=5, epoch=2, seed=9)
     assert np.array_equal(first.noise[:1], same.noise) and np.array_equal(first.time[:1], same.time)
-    others = [dict(id=6, epoch=2, seed=9), dict(id=5, epoch=3, seed=9), dict(id=5, epoch=2, seed=8)]
+    others = [{"id": 6, "epoch": 2, "seed": 9}, {"id": 5, "epoch": 3, "seed": 9}, {"id": 5, "epoch": 2, "seed": 8}]
     drawn = [first.noise[0], first.noise[1], first.noise[2], *(made.sample(step(), **o).noise[0] for o in others)]
     for i, a in enumerate(drawn):
         for b in drawn[i + 1 :]:

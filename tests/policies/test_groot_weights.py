@@ -239,8 +239,8 @@ print("equal", len(stored))
 
 @pytest.mark.slow  # two processes that each import torch's distributed half
 def test_sharded_model(tensors, tmp_path):
-    """Two processes, every parameter sharded, built on the meta device: what is saved is what was read, and the loss, its
-    gradients and the sampled actions are those of the whole model."""
+    """Two processes, every parameter sharded, built on the meta device: what is saved is what was read, and gradients
+    and sampled actions are those of the whole model."""
     write(tmp_path, tensors)
     command = [sys.executable, "-c", SHARDED, str(tmp_path)]
     ranks = [

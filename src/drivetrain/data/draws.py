@@ -8,7 +8,7 @@ _WORD = (1 << 64) - 1
 
 
 def stream(seed: int, epoch: int, sample: int, draw: int = 0) -> np.random.Generator:
-    """An independent stream for one draw of one sample in one epoch; equal arguments give equal numbers, on any machine.
+    """An independent stream for one draw of one sample in one epoch; equal arguments, equal numbers, on any machine.
 
     A counter-based generator (Philox 4x64): seed and epoch are its key, sample and draw the high words of its counter,
     so that streams cannot overlap before 2^64 blocks.

@@ -14,8 +14,8 @@ Range = Literal["min_max", "quantiles"]
 
 log = logging.getLogger(__name__)
 
-# A dimension that moves by less than this share of its magnitude is sensor noise about a constant: scaled to [-1, 1], the
-# noise would drown the rest in training, and the first new value at inference would come out in the thousands.
+# A dimension that moves by less than this share of its magnitude is noise about a constant: scaled to [-1, 1], it
+# would drown the rest in training, and the first new value at inference would come out in the thousands.
 RELATIVE_FLOOR = 1e-3
 ABSOLUTE_FLOOR = 1e-8
 
@@ -71,7 +71,7 @@ def scaler(info: DatasetInfo, feature: str, width: int, ranges: Range = "min_max
     if feature not in info.statistics:
         known = ", ".join(sorted(info.statistics)) or "none"
         raise DrivetrainError(
-            f"data set {info.name!r} has no statistics of {feature!r} (it has: {known}); ingest it again to compute them"
+            f"data set {info.name!r} has no statistics of {feature!r} (it has: {known}); ingest it again"
         )
     statistics = info.statistics[feature]
     names = info.state_names if feature == "observation.state" else info.action_names
@@ -79,7 +79,7 @@ def scaler(info: DatasetInfo, feature: str, width: int, ranges: Range = "min_max
     low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
     if low.shape != (len(names),) or high.shape != (len(names),):
         raise DrivetrainError(
-            f"data set {info.name!r}: statistics of {feature!r} have shape {low.shape}, the feature {len(names)} dimensions"
+            f"data set {info.name!r}: {feature!r} has {len(names)} dimensions, its statistics have shape {low.shape}"
         )
     if len(names) > width:
         raise DrivetrainError(

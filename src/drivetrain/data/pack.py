@@ -11,7 +11,7 @@ from drivetrain.types import DrivetrainError, PackedBatch, PackShape, Sample
 
 
 def pack(samples: Sequence[Sample], shape: PackShape) -> PackedBatch:
-    """The samples, in the order given, as `PackedBatch` describes; the rest of `shape` is empty slots and the dummy tail.
+    """The samples, in the order given, as `PackedBatch` describes; what is left of `shape` is empty slots and tail.
 
     All samples must agree in image size, image tokens, K, H, A and D. Every array is written once.
     Raises DrivetrainError where the samples exceed the shape, naming the limit.
@@ -81,5 +81,5 @@ def _check_fits(samples: int, tokens: int, images: int, shape: PackShape) -> Non
     ):
         if found > limit:
             raise DrivetrainError(
-                f"these samples hold {found} {name}, and a pack at most {limit}: raise batch.shape.{name} or batch.packs"
+                f"these samples hold {found} {name}, a pack at most {limit}: raise batch.shape.{name} or batch.packs"
             )

@@ -45,7 +45,6 @@ def varlen_attention(
     """
     assert q.ndim == k.ndim == 3 and k.shape == v.shape and q.shape[2] == k.shape[2], (q.shape, k.shape, v.shape)
     assert q.shape[1] % k.shape[1] == 0 and cu_q.shape == cu_k.shape, (q.shape, k.shape, cu_q.shape, cu_k.shape)
-    scale = q.shape[2] ** -0.5 if scale is None else scale
     if backend is None:
         backend = "loop" if q.device.type == "cpu" else "flash" if q.dtype.itemsize == 2 else "flex"
     if backend == "flash":
@@ -56,13 +55,21 @@ def varlen_attention(
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Unmasked attention where all sequences have one length: q [B, Nq, heads, d], k and v [B, Nk, heads, d] -> as q."""
+    """Unmasked attention of sequences of one length: q [B, Nq, heads, d], k and v [B, Nk, heads, d] -> as q."""
     attended = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
     return attended.transpose(1, 2)
 
 
 def _flash(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, causal: bool, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    max_q: int,
+    max_k: int,
+    causal: bool,
+    scale: float | None,
 ) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
@@ -75,7 +82,7 @@ def _flash(
     return out
 
 
-def _flex(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, causal: bool, scale: float) -> Tensor:
+def _flex(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, causal: bool, scale: float | None) -> Tensor:
     """The mask is a function of segment numbers, compiled into the kernel on CUDA."""
     from torch.nn.attention.flex_attention import create_block_mask
 
@@ -116,7 +123,7 @@ def _segment_of(cu: Tensor, rows: int) -> Tensor:
 
 @dataclass(frozen=True)
 class _Groups:
-    """Segments sorted by shape. shapes: (queries, keys, segments) of each group; forth, back: row orders, None if unchanged."""
+    """Segments sorted by shape. shapes: (queries, keys, segments) of each group; forth, back: row orders, or None."""
 
     shapes: tuple[tuple[int, int, int], ...]
     forth_q: Tensor | None
@@ -146,7 +153,7 @@ def _order(cu: tuple[int, ...], members: list[int], device: torch.device) -> tup
 
 
 def _loop(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: tuple[int, ...], cu_k: tuple[int, ...], causal: bool, scale: float
+    q: Tensor, k: Tensor, v: Tensor, cu_q: tuple[int, ...], cu_k: tuple[int, ...], causal: bool, scale: float | None
 ) -> Tensor:
     """Segments of equal length share one batched call: a few calls per pack, not one per sample."""
     assert cu_q[-1] == q.shape[0] and cu_k[-1] == k.shape[0], (cu_q[-1], q.shape, cu_k[-1], k.shape)
@@ -160,9 +167,9 @@ def _loop(
         if queries == 0 or keys == 0:
             outs.append(pq * 0.0)
             continue
-        dense = (x.unflatten(0, (count, -1)).transpose(1, 2) for x in (pq, pk, pv))
+        dq, dk, dv = (x.unflatten(0, (count, -1)).transpose(1, 2) for x in (pq, pk, pv))
         grouped = q.shape[1] != k.shape[1]
-        out = F.scaled_dot_product_attention(*dense, is_causal=causal, scale=scale, enable_gqa=grouped)
+        out = F.scaled_dot_product_attention(dq, dk, dv, is_causal=causal, scale=scale, enable_gqa=grouped)
         outs.append(out.transpose(1, 2).flatten(0, 1))
     joined = outs[0] if len(outs) == 1 else torch.cat([*outs, q[:0]])
     return _permute(joined, groups.back_q, groups.forth_q)

@@ -1,4 +1,4 @@
-"""Normalisation layers. Statistics are taken in float32 whatever the dtype of the input; the output has the input's dtype."""
+"""Normalisation layers. Statistics are taken in float32 whatever the input's dtype, which the output keeps."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from torch import Tensor
 class Segments:
     """cu: int32 [segments + 1], from 0 to the number of rows.  longest: no segment is longer.
 
-    cos, sin: float32 [T, 1, head_dim / 2], the rotary angles of the rows, where a block needs them. They travel in here,
-    and not as arguments of their own, because sharded modules cast tensor arguments to their compute dtype.
+    cos, sin: float32 [T, 1, head_dim / 2], the rotary angles of the rows, where a block needs them. They travel in here
+    and not as arguments, because sharded modules cast tensor arguments to their compute dtype.
     """
 
     cu: Tensor

@@ -84,7 +84,7 @@ class DiffusionBlock(nn.Module):
 
 
 class KeysValues(nn.Module):
-    """Keys and values of all cross blocks in one product: features [T, W] -> (k, v) [T, heads, d] of each cross block."""
+    """Keys and values of all cross blocks in one product: features [T, W] -> a (k, v) [T, heads, d] each."""
 
     def __init__(self, features: int, width: int, heads: int, cross_layers: int) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class KeysValues(nn.Module):
 
 
 class DiffusionTransformer(nn.Module):
-    """Even blocks cross-attend to vision-language features, odd ones attend to themselves; time enters by adaptive norms."""
+    """Even blocks cross-attend to the features, odd ones attend to themselves; time enters by adaptive norms."""
 
     def __init__(self, *, features: int, layers: int, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()

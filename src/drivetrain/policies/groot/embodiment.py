@@ -1,4 +1,4 @@
-"""Weights of which every embodiment has its own. Samples are grouped by embodiment; weights are never gathered per sample."""
+"""Weights of which every embodiment has its own. Samples are grouped by it; weights are never gathered per sample."""
 
 from __future__ import annotations
 

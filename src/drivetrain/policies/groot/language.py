@@ -1,4 +1,4 @@
-"""The language tower: the first layers of a Qwen3 decoder over packed tokens. It predicts no words, so it has no lm_head."""
+"""The language tower: the first layers of a Qwen3 decoder over packed tokens. It predicts no words: no lm_head."""
 
 from __future__ import annotations
 

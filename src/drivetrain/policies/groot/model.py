@@ -80,7 +80,7 @@ class Groot(nn.Module):
                 _reset_norm(module)
 
     def configure_trainable(self, config: GrootConfig) -> None:
-        """Set requires_grad from `config.tune_*`. The norm and blocks over the features, and the future tokens, always train."""
+        """Set requires_grad from `config.tune_*`. The features' norm and blocks and the future tokens always train."""
         self.requires_grad_(True)
         self.vision.requires_grad_(config.tune_visual)
         self.connector.requires_grad_(config.tune_visual)
@@ -166,7 +166,7 @@ def make_model(config: GrootConfig) -> Groot:
 
 
 def _query_segments(samples: int, length: int, device: torch.device) -> Segments:
-    """`samples` segments of `length` queries, all draws of a sample in one; the pack's tail asks nothing of its tokens."""
+    """`samples` segments of `length` queries, all draws of a sample in one; none for the pack's tail."""
     ends = torch.arange(samples + 2, device=device, dtype=torch.int32).clamp(max=samples) * length
     return Segments(ends.int(), length)
 

@@ -20,8 +20,8 @@ BYTE_END = 257  # after the 256 bytes and the image token
 
 
 class Prompt:
-    """Instruction and number of cameras -> tokens. The byte-level prompt leaves the template's words out, to stay short:
-    the images, the instruction as UTF-8, one end token.
+    """Instruction and number of cameras -> tokens. The byte-level prompt leaves the template's words out, to stay
+    short: the images, the instruction as UTF-8, one end token.
 
     Only the instruction is ever cut, to `config.language.task_tokens`.
     """

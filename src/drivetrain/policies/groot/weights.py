@@ -38,7 +38,7 @@ PER_EMBODIMENT = ("state_encoder.", "action_encoder.", "action_decoder.")
 
 @dataclass(frozen=True)
 class LoadReport:
-    """loaded: tensors read.  unused: names left aside by rule.  resized: parameters partly fresh.  fresh: reset slots."""
+    """loaded: tensors read.  unused: names set aside by rule.  resized: partly fresh parameters.  fresh: slots."""
 
     loaded: int
     unused: tuple[str, ...]
