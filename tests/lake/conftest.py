@@ -1,35 +1,46 @@
 from __future__ import annotations
 
-import os
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fixtures import Tiny, write_v21, write_v30
 
+from drivetrain.lake import pool
+
 TINY = Tiny()
 
 
 @pytest.fixture(scope="session")
-def ray_session() -> Iterator[str]:
-    """One small local Ray for all tests of the lake; `ingest` uses a Ray that is already initialised."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+def bucket() -> Iterator[str]:
+    """An empty bucket of an S3 server on loopback, as an s3:// address."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        patch.setenv("AWS_ACCESS_KEY_ID", "key")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        import s3fs
+
+        s3fs.S3FileSystem(skip_instance_cache=True).mkdir("s3://drivetrain")
+        yield "s3://drivetrain"
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def ray_session(bucket: str) -> Iterator[str]:
+    """One small local Ray for all tests of the lake; `ingest` uses a Ray that is already initialised.
+
+    It starts after the S3 server, whose address its workers inherit.
+    """
     import ray
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="lance is not fork-safe")
-        context = ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="error",
-            object_store_memory=100_000_000,
-        )
-    yield context.address_info["address"]
-    ray.shutdown()
+    with pool.ray_at("local"):
+        yield ray.get_runtime_context().gcs_address
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,6 @@ from drivetrain.lake.ingest import ingest
 from drivetrain.lake.lake import Lake, open_lake
 from drivetrain.types import DrivetrainError
 
-pytestmark = pytest.mark.usefixtures("ray_session")
-
 
 def check_alignment(lake: Lake, name: str, tiny: Tiny, *, every: int = 3) -> None:
     """Every row's numbers, and every so many rows' images, against what the fixture drew."""
@@ -64,7 +62,7 @@ def same_statistics(a: Lake, b: Lake) -> None:
 
 
 @pytest.fixture(scope="module")
-def both(ray_session, tiny21: Path, tiny30: Path, tmp_path_factory: pytest.TempPathFactory) -> Lake:
+def both(tiny21: Path, tiny30: Path, tmp_path_factory: pytest.TempPathFactory) -> Lake:
     """One lake with both clean data sets."""
     lake = tmp_path_factory.mktemp("both") / "lake"
     report = ingest([str(tiny21), f"second={tiny30}"], str(lake), image_size=96)
@@ -108,9 +106,9 @@ def test_spans_leave_out_the_held_out_episodes(both: Lake) -> None:
     every = both.spans()
     assert len(every.episode) == 24 and every.datasets == ("tiny21", "second")
     assert [every.tasks[t] for t in every.task[:3]] == list(Tiny().tasks)
-    with pytest.raises(DrivetrainError, match="held_out = 12 leaves none"):
+    with pytest.raises(DrivetrainError, match=r"held_out = 12 leaves none"):
         both.spans(held_out=12)
-    with pytest.raises(DrivetrainError, match="no data set 'third'.*tiny21, second"):
+    with pytest.raises(DrivetrainError, match=r"no data set 'third'.*tiny21, second"):
         both.spans(["third"])
 
 
@@ -143,7 +141,7 @@ def test_new_episodes_of_a_source_are_added(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from drivetrain.lake import commit, ingest
-where, source, lake, address = sys.argv[1:]
+where, source, lake = sys.argv[1:]
 ingest.COMMIT_SECONDS, ingest.MIN_TASK_ROWS = 0.0, 1
 calls = 0
 def kill_after(function, number):
@@ -156,15 +154,15 @@ def kill_after(function, number):
     return wrapped
 name, number = where.split(":")
 if name == "progress":
-    ingest.ingest([source], lake, image_size=64, ray_address=address, progress=kill_after(lambda p: None, int(number)))
+    ingest.ingest([source], lake, image_size=64, progress=kill_after(lambda p: None, int(number)))
 else:
     setattr(commit, name, kill_after(getattr(commit, name), int(number)))
-    ingest.ingest([source], lake, image_size=64, ray_address=address)
+    ingest.ingest([source], lake, image_size=64)
 """
 
 
 @pytest.fixture(scope="module")
-def whole(ray_session, tiny30: Path, tmp_path_factory: pytest.TempPathFactory) -> Lake:
+def whole(tiny30: Path, tmp_path_factory: pytest.TempPathFactory) -> Lake:
     """What an ingest that nobody kills makes of `tiny30`."""
     lake = str(tmp_path_factory.mktemp("whole") / "lake")
     ingest([str(tiny30)], lake, image_size=64)
@@ -175,12 +173,10 @@ SLOW = [pytest.param(where, marks=pytest.mark.slow) for where in ("create_tables
 
 
 @pytest.mark.parametrize("where", ["append:4", "publish:2", *SLOW])
-def test_killed_and_run_again_gives_the_same_tables(
-    where: str, tiny30: Path, whole: Lake, tmp_path: Path, ray_session: str
-) -> None:
+def test_killed_and_run_again_gives_the_same_tables(where: str, tiny30: Path, whole: Lake, tmp_path: Path) -> None:
     lake = str(tmp_path / "lake")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-c", KILLED, where, str(tiny30), lake, ray_session]
+    command = [sys.executable, "-c", KILLED, where, str(tiny30), lake]
     killed = subprocess.run(command, env=environment, capture_output=True, timeout=200)
     assert killed.returncode == -9, killed.stderr.decode()
     before = open_lake(lake).datasets["tiny30"].episodes if where[-1] != "1" else 0
@@ -193,33 +189,33 @@ def test_killed_and_run_again_gives_the_same_tables(
 
 def test_a_source_that_is_none_leaves_nothing_behind(tmp_path: Path, tiny21: Path) -> None:
     lake = tmp_path / "lake"
-    with pytest.raises(DrivetrainError, match="does not exist"):
+    with pytest.raises(DrivetrainError, match=r"does not exist"):
         ingest([str(tiny21), str(tmp_path / "nowhere")], str(lake))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DrivetrainError, match="not a LeRobot data set: it has no meta/info.json"):
+    with pytest.raises(DrivetrainError, match=r"not a LeRobot data set: it has no meta/info.json"):
         ingest([str(tmp_path / "empty")], str(lake))
-    with pytest.raises(DrivetrainError, match="hf://datasets/lerobot/pusht"):
+    with pytest.raises(DrivetrainError, match=r"hf://datasets/lerobot/pusht"):
         ingest(["lerobot/pusht"], str(lake))
     assert not lake.exists()
 
 
 def test_a_lake_that_cannot_be_written_is_named(tmp_path: Path, tiny21: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(DrivetrainError, match="cannot be written"):
+    with pytest.raises(DrivetrainError, match=r"cannot be written"):
         ingest([str(tiny21)], str(tmp_path / "file" / "lake"))
 
 
 def test_no_lake_and_no_version_are_named(tmp_path: Path, both: Lake) -> None:
-    with pytest.raises(DrivetrainError, match="drivetrain ingest DATASET --lake"):
+    with pytest.raises(DrivetrainError, match=r"drivetrain ingest DATASET --lake"):
         open_lake(str(tmp_path))
-    with pytest.raises(DrivetrainError, match="has no version 99"):
+    with pytest.raises(DrivetrainError, match=r"has no version 99"):
         open_lake(both.uri, 99)
 
 
 def test_another_data_set_of_the_same_name_is_refused(both: Lake, tmp_path: Path) -> None:
     other = write_v21(tmp_path / "tiny21", Tiny(lengths=(5,)))
-    with pytest.raises(DrivetrainError, match="Give this one another name"):
+    with pytest.raises(DrivetrainError, match=r"Give this one another name"):
         ingest([str(other)], both.uri, image_size=96)
-    with pytest.raises(DrivetrainError, match="image_size = 96; now it is 64"):
+    with pytest.raises(DrivetrainError, match=r"image_size = 96; now it is 64"):
         ingest([both.datasets["tiny21"].source], both.uri, image_size=64)
     assert open_lake(both.uri).version == both.version

@@ -1,7 +1,7 @@
 """How finished work becomes a lake version: the only writer of versions during an ingest.
 
-A commit is built on the latest published version and published by an atomic create. Where another ingest was faster, it is
-built again on that one's version: files are not rewritten, only the lists of them.
+A commit is built on the latest published version and published by an atomic create. Where another ingest was faster, it
+is built again on that one's version: files are not rewritten, only the lists of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from drivetrain.lake.statistics import METHOD, Sketch, from_bytes, merge, statis
 from drivetrain.lake.tables import (
     SCHEMAS,
     Manifest,
-    VersionTaken,
+    VersionTakenError,
     append,
     create_tables,
     open_table,
@@ -40,7 +40,7 @@ SKETCHES = {STATE: "state_sketch", ACTION: "action_sketch"}
 
 
 def check_compatible(lake: Folder, sources: list[Source], image_size: int) -> None:
-    """Raise DrivetrainError where the lake has a data set of a source's name that is another one, or another shape of it."""
+    """Raise DrivetrainError where the lake has another data set of a source's name, or another shape of the same."""
     manifest = read_manifest(lake)
     known = Lake(lake, manifest).datasets if manifest else {}
     for source in sources:
@@ -81,13 +81,13 @@ class Committer:
         self.pending: list[Done] = []
         self.added_episodes = self.added_steps = 0
         self.start_clock()
-        there = self.episodes()
+        there = self.episodes(source.name)
         return sum(e.index in there for e in source.episodes)
 
-    def episodes(self) -> set[int]:
-        """The episodes of the source that the latest lake version has."""
+    def episodes(self, dataset: str) -> set[int]:
+        """The episodes of a data set that the latest lake version has."""
         manifest = read_manifest(self.lake)
-        return self._episodes(manifest) if manifest else set()
+        return self._episodes(manifest, dataset) if manifest else set()
 
     def add(self, done: Done) -> None:
         self.pending.append(done)
@@ -107,7 +107,7 @@ class Committer:
             before = read_manifest(self.lake)
             try:
                 self._commit(before)
-            except VersionTaken:
+            except VersionTakenError:
                 continue
             break
         self.pending = []
@@ -120,7 +120,7 @@ class Committer:
         return manifest
 
     def _commit(self, before: Manifest | None) -> None:
-        there = self._episodes(before) if before else set()
+        there = self._episodes(before, self.source.name) if before else set()
         new, lost = [], []
         for done in self.pending:
             (lost if any(e["episode"] in there for e in done.episodes) else new).append(done)
@@ -147,8 +147,8 @@ class Committer:
             what = f"ingest {self.source.name}: {len(episodes)} episodes"
             publish(self.lake, before, tables, what)
 
-    def _episodes(self, manifest: Manifest) -> set[int]:
-        name = self.source.name.replace("'", "''")
+    def _episodes(self, manifest: Manifest, dataset: str) -> set[int]:
+        name = dataset.replace("'", "''")
         table = open_table(self.lake, manifest, "episodes").to_table(["episode"], filter=f"dataset = '{name}'")
         return set(table["episode"].to_pylist())
 

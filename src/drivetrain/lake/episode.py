@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from drivetrain.lake.findings import Finding, Refusal
+from drivetrain.lake.findings import Finding, RefusedError
 from drivetrain.lake.folder import Folder
 from drivetrain.lake.frames import episode_frames
 from drivetrain.lake.images import encode_image, fit_image
@@ -62,7 +62,7 @@ def _accepted(work: Work, done: Done) -> Iterator[pa.RecordBatch]:
             rows = read_rows(work.source, episode)
             check_rows(work.source, episode, rows)
             batch = _batch(work, episode, rows)
-        except Refusal as refusal:
+        except RefusedError as refusal:
             done.findings.append(refusal.finding)
             if work.strict:
                 return

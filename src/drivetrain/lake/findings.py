@@ -35,7 +35,7 @@ class Finding:
         return f"{where}: {self.check}: {self.found}. {self.remedy}"
 
 
-class Refusal(Exception):
+class RefusedError(Exception):
     """An episode cannot be taken; `finding` says why. Raised by the checks, caught where the episode is ingested."""
 
     def __init__(self, finding: Finding) -> None:

@@ -55,7 +55,8 @@ class Folder:
         return int(self.fs.size(self.path(relative)) or 0)
 
     def read(self, relative: str) -> bytes:
-        return self.fs.cat_file(self.path(relative))
+        with self.open(relative) as file:
+            return file.read()
 
     def read_text(self, relative: str) -> str:
         """The file as UTF-8, with or without a byte order mark."""

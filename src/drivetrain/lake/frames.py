@@ -1,8 +1,8 @@
 """The frames of one episode and camera, decoded in order and counted.
 
-A frame is found by its number, never by the nearest time: frame k of an episode is the k-th frame from its start, and the
-container's clock only has to agree to within half a frame. PyAV decodes: for whole episodes in order it is as fast as
-torchcodec and needs a tenth of a second to import, where torchcodec brings torch.
+A frame is found by its number, never by the nearest time: frame k of an episode is the k-th frame from its start, and
+the container's clock only has to agree to within half a frame. PyAV decodes: for whole episodes in order it is as fast
+as torchcodec, and it takes a tenth of a second to import, where torchcodec brings torch.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import av
+import av.container
 import av.error
 import numpy as np
 
-from drivetrain.lake.findings import Refusal
+from drivetrain.lake.findings import RefusedError
 from drivetrain.lake.folder import missing_content
 from drivetrain.lake.images import decode_image
 from drivetrain.lake.rows import EpisodeRows, refuse
-from drivetrain.lake.sources import Camera, EpisodeSource, Source
-
-MAX_DRIFT_FRAMES = 1.5
+from drivetrain.lake.sources import MAX_DRIFT_FRAMES, Camera, EpisodeSource, Source
 
 
 def episode_frames(source: Source, episode: EpisodeSource, camera: Camera, rows: EpisodeRows) -> Iterator[np.ndarray]:
     """One uint8 [height, width, 3] RGB image per row of the episode, in order.
 
-    Raises Refusal where the file cannot be decoded, has fewer or more frames, another size or another clock.
+    Raises RefusedError where the file cannot be decoded, has fewer or more frames, another size or another clock.
     """
     frames = _video(source, episode, camera) if camera.video else _stills(source, episode, camera, rows)
     for number, image in enumerate(frames):
@@ -53,7 +52,11 @@ def _stills(source: Source, episode: EpisodeSource, camera: Camera, rows: Episod
 
 
 def _video(source: Source, episode: EpisodeSource, camera: Camera) -> Iterator[np.ndarray]:
-    file = episode.videos[camera.name].file
+    file, other = episode.videos[camera.name].file, episode.videos[camera.name].shared_with
+    if other >= 0:
+        found = f"{camera.key}: the metadata give the same frames to this episode and to episode {other}"
+        remedy = "Correct from_timestamp in meta/episodes; a merge of data sets may have written it wrongly."
+        raise refuse(source, episode, "video-range", found, remedy, file=file)
     count = 0
     with _open(source, episode, file) as container:
         streams = container.streams.video
@@ -105,7 +108,7 @@ def _open(source: Source, episode: EpisodeSource, file: str) -> Iterator[av.cont
         raise refuse(source, episode, "video", reason, "Copy the file again.", file=file)
     data = None if folder.local else folder.open(file)
     try:
-        container = av.open(folder.path(file) if data is None else data)
+        container = av.open(folder.path(file) if data is None else data, mode="r")
     except (av.error.FFmpegError, OSError) as error:
         found = f"the file cannot be opened: {error}"
         raise refuse(source, episode, "video", found, "Copy or encode the file again.", file=file) from None
@@ -117,13 +120,16 @@ def _open(source: Source, episode: EpisodeSource, file: str) -> Iterator[av.cont
             data.close()
 
 
-def _wrong_count(source: Source, episode: EpisodeSource, camera: Camera, amount: str) -> Refusal:
+def _wrong_count(source: Source, episode: EpisodeSource, camera: Camera, amount: str) -> RefusedError:
     found = f"{camera.key} has {amount} {episode.length} frames, which the data have rows for"
     remedy = "Which row belongs to which frame is unknown: encode the video again, or record the episode again."
     return refuse(source, episode, "frame-count", found, remedy, file=episode.videos[camera.name].file)
 
 
-def _off_the_clock(source: Source, episode: EpisodeSource, camera: Camera, count: int, number: int, rate) -> Refusal:
-    found = f"{camera.key}: frame {count} stands at the time of frame {number}; the video says {float(rate or 0):.3f} frames/s"
+def _off_the_clock(
+    source: Source, episode: EpisodeSource, camera: Camera, count: int, number: int, rate
+) -> RefusedError:
+    found = f"{camera.key}: frame {count} stands at the time of frame {number}"
+    found += f"; the video says {float(rate or 0):.3f} frames/s"
     remedy = f"Encode the video at {source.fps:g} frames/s, or correct fps in meta/info.json."
     return refuse(source, episode, "video-clock", found, remedy, count, episode.videos[camera.name].file)

@@ -1,6 +1,7 @@
 """Images as the lake keeps them: square, aspect kept by padding, JPEG.
 
-Training data and live observations must pass through the same `fit_image`, or a policy sees another world than it learned.
+Training data and live observations must pass through the same `fit_image`, or a policy sees another world than it
+learned.
 """
 
 from __future__ import annotations

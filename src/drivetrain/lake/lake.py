@@ -49,13 +49,15 @@ class Lake:
     def spans(self, datasets: list[str] | None = None, *, held_out: int = 0, only_held_out: bool = False) -> Spans:
         """Where the samples are, in the order of `datasets` (all by default) and of their rows.
 
-        held_out: the last so many episodes of each data set, by number, are left out; with `only_held_out` only they stay.
+        held_out: the last so many episodes of each data set, by number, are left out; with `only_held_out` only they
+        stay.
         Raises DrivetrainError for a data set that is not there, or of which nothing would be left.
         """
         names = list(self.datasets) if datasets is None else list(datasets)
         if unknown := [n for n in names if n not in self.datasets]:
             raise DrivetrainError(
-                f"{self.uri} has no data set {unknown[0]!r} at version {self.version}; it has {', '.join(self.datasets) or 'none'}."
+                f"{self.uri} has no data set {unknown[0]!r} at version {self.version}; "
+                f"it has {', '.join(self.datasets) or 'none'}."
             )
         table = self._episodes
         chosen = []
@@ -64,7 +66,8 @@ class Lake:
             kept = _hold_out(rows, table["episode"][rows], held_out, only_held_out)
             if not len(kept):
                 raise DrivetrainError(
-                    f"the data set {name} has {len(rows)} episodes, and held_out = {held_out} leaves none. Lower held_out."
+                    f"the data set {name} has {len(rows)} episodes, and held_out = {held_out} leaves none. "
+                    "Lower held_out."
                 )
             chosen.append(kept)
         return _spans(names, chosen, table)
@@ -108,7 +111,8 @@ def open_lake(uri: str, version: int | None = None) -> Lake:
         ) from None
     if manifest is None:
         raise DrivetrainError(
-            f"{folder.uri} is not a lake, or nothing was ingested yet. Type: drivetrain ingest DATASET --lake {folder.uri}"
+            f"{folder.uri} is not a lake, or nothing was ingested yet. "
+            f"Type: drivetrain ingest DATASET --lake {folder.uri}"
         )
     return Lake(folder, manifest)
 
@@ -117,10 +121,8 @@ def dataset_info(row: dict) -> DatasetInfo:
     """A row of `datasets` as the rest of drivetrain knows it."""
     statistics = {
         feature: FeatureStatistics(
-            **{
-                f.name: values[f.name] if f.name == "count" else np.array(values[f.name])
-                for f in fields(FeatureStatistics)
-            }
+            count=values["count"],
+            **{f.name: np.array(values[f.name]) for f in fields(FeatureStatistics) if f.name != "count"},
         )
         for feature, values in json.loads(row["statistics"])["features"].items()
     }

@@ -8,9 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from drivetrain.lake.findings import Finding, Refusal
+from drivetrain.lake.findings import Finding, RefusedError
 from drivetrain.lake.folder import missing_content
-from drivetrain.lake.sources import ACTION, STATE, EpisodeSource, Source, read_parquet
+from drivetrain.lake.metafiles import read_parquet, read_schema
+from drivetrain.lake.sources import ACTION, STATE, EpisodeSource, Source
 from drivetrain.types import DrivetrainError
 
 
@@ -31,7 +32,7 @@ class EpisodeRows:
 
 
 def read_rows(source: Source, episode: EpisodeSource) -> EpisodeRows:
-    """The rows of `episode`. Raises Refusal where they cannot be read as what the metadata say they are."""
+    """The rows of `episode`. Raises RefusedError where they cannot be read as what the metadata say they are."""
     stills = [c for c in source.cameras if not c.video]
     columns = ["episode_index", "frame_index", "timestamp", "task_index", STATE, ACTION, *(c.key for c in stills)]
     table = _read(source, episode, columns)
@@ -50,24 +51,24 @@ def read_rows(source: Source, episode: EpisodeSource) -> EpisodeRows:
 
 def refuse(
     source: Source, episode: EpisodeSource, check: str, found: str, remedy: str, frame: int = -1, file: str = ""
-) -> Refusal:
+) -> RefusedError:
     """The exception that puts an episode into quarantine."""
     where = file or episode.data_file
-    return Refusal(Finding(source.folder.uri, episode.index, frame, check, where, found, remedy))
+    return RefusedError(Finding(source.folder.uri, episode.index, frame, check, where, found, remedy))
 
 
 def _read(source: Source, episode: EpisodeSource, columns: list[str]) -> pa.Table:
     if reason := missing_content(source.folder, episode.data_file):
         raise refuse(source, episode, "data-file", reason, "Copy the file again.")
     try:
-        table = read_parquet(
-            source.folder, episode.data_file, columns, filters=pc.field("episode_index") == episode.index
-        )
+        there = read_schema(source.folder, episode.data_file).names
+        if missing := [c for c in columns if c not in there]:
+            remedy = "Write the column, or remove the feature from meta/info.json."
+            raise refuse(source, episode, "columns", f"the column {missing[0]!r} is missing", remedy)
+        mine = pc.field("episode_index") == episode.index
+        table = read_parquet(source.folder, episode.data_file, columns, filters=mine)
     except DrivetrainError as error:
         raise refuse(source, episode, "data-file", str(error), "Copy the file again.") from None
-    if missing := [c for c in columns if c not in table.column_names]:
-        remedy = "Write the column, or remove the feature from meta/info.json."
-        raise refuse(source, episode, "columns", f"the column {missing[0]!r} is missing", remedy)
     if table.num_rows != episode.length:
         if table.num_rows == 0:
             found = f"no row of episode {episode.index} is in the file to which its metadata point"
@@ -101,7 +102,7 @@ def _floats(source: Source, episode: EpisodeSource, table: pa.Table, name: str, 
     if pa.types.is_fixed_size_list(column.type) or pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         if column.null_count:
             raise _null(source, episode, name, column)
-        lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
+        lengths = pc.call_function("list_value_length", [column]).to_numpy(zero_copy_only=False)
         if len(wrong := np.flatnonzero(lengths != dimensions)):
             found = f"{name} has {lengths[wrong[0]]} values, meta/info.json says {dimensions}"
             remedy = "Correct the shape in meta/info.json, or write the row again."
@@ -133,6 +134,6 @@ def _stills(source: Source, episode: EpisodeSource, table: pa.Table, key: str) -
     return images
 
 
-def _null(source: Source, episode: EpisodeSource, name: str, column: pa.Array) -> Refusal:
+def _null(source: Source, episode: EpisodeSource, name: str, column: pa.Array) -> RefusedError:
     frame = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
     return refuse(source, episode, "non-finite", f"{name} is null", "Remove the episode or write the value.", frame)

@@ -6,30 +6,28 @@ The layouts are those of LeRobot 0.6.1 (v3.0) and 0.3.x (v2.0, v2.1).
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
 import re
-import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from drivetrain.lake.findings import Finding
-from drivetrain.lake.folder import Folder, folder_of, missing_content
+from drivetrain.lake.folder import Folder, folder_of
+from drivetrain.lake.metafiles import fill, integer, json_objects, read_json, read_parquet, read_schema
 from drivetrain.types import DrivetrainError
 
 STATE, ACTION = "observation.state", "action"
 IMAGE_PREFIX = "observation.images."
 MAX_FPS = 1000.0
+MAX_DRIFT_FRAMES = 1.5  # by which the offsets of a file may be off before they mean something else
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 
 
 @dataclass(frozen=True)
 class Camera:
-    """One RGB camera. `name` is the feature key without `observation.images.`; `video` is False for images in Parquet."""
+    """One RGB camera. `name`: the key without `observation.images.`; `video`: False for stills in Parquet."""
 
     name: str
     key: str
@@ -45,12 +43,14 @@ class VideoRange:
     start: seconds on the file's clock, as the metadata say.
     frame: how many frames the file's earlier episodes have; exact where the file holds nothing but listed episodes.
     total: how many frames all listed episodes of the file have.
+    shared_with: another episode that claims some of the same frames; -1 if none does.
     """
 
     file: str
     start: float
     frame: int
     total: int
+    shared_with: int = -1
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def read_source(uri: str, name: str | None = None) -> Source:
     folder = folder_of(uri)
     if not folder.exists("meta/info.json"):
         raise DrivetrainError(_not_a_data_set(folder, uri))
-    info = _read_json(folder, "meta/info.json")
+    info = read_json(folder, "meta/info.json")
     if not isinstance(info, dict) or not isinstance(info.get("features"), dict):
         raise DrivetrainError(f'{folder.path("meta/info.json")} holds no "features". Give a LeRobot data set.')
     version = _version(folder, info)
@@ -109,11 +109,11 @@ def read_source(uri: str, name: str | None = None) -> Source:
         findings=notices,
     )
     if version == "v3.0":
-        episodes = _count_frames(list(_episodes_v3(source, info)))
+        episodes = _count_frames(list(_episodes_v3(source, info)), source.fps)
     else:
         episodes = list(_episodes_v2(source, info))
     episodes.sort(key=lambda e: e.index)
-    for before, after in zip(episodes, episodes[1:], strict=False):
+    for before, after in itertools.pairwise(episodes):
         if before.index == after.index:
             raise DrivetrainError(
                 f"{folder.uri}: the metadata list episode {after.index} twice. Remove one of the two."
@@ -156,18 +156,18 @@ def _version(folder: Folder, info: Mapping[str, Any]) -> str:
     new = bool(folder.glob("meta/episodes/**/*.parquet")) or folder.exists("meta/tasks.parquet")
     if old and new:
         raise DrivetrainError(
-            f"{folder.uri} holds two layouts: meta/episodes.jsonl (v2) and meta/episodes/*.parquet (v3.0), and info.json "
-            f"says {said}. Remove the files of the layout that is out of date."
+            f"{folder.uri} holds two layouts, meta/episodes.jsonl (v2) and meta/episodes/*.parquet (v3.0), and "
+            f"info.json says {said}. Remove the files of the layout that is out of date."
         )
     if not old and not new:
         raise DrivetrainError(
-            f"{folder.uri} has no list of episodes: neither meta/episodes.jsonl (v2) nor meta/episodes/*.parquet (v3.0). "
+            f"{folder.uri} has no list of episodes, neither meta/episodes.jsonl (v2) nor meta/episodes/ (v3.0). "
             "Copy the whole meta folder; if recording was cut off, finish it with LeRobot's finalize()."
         )
     if said not in VERSIONS:
         raise DrivetrainError(
             f'{folder.uri}: info.json says codebase_version "{said}"; {", ".join(VERSIONS)} can be read. '
-            "Convert it with LeRobot's conversion scripts (lerobot.scripts.convert_dataset_v21_to_v30 and its forerunners)."
+            "Convert it with LeRobot's scripts (lerobot.scripts.convert_dataset_v21_to_v30 and its forerunners)."
         )
     layout = "v3.0" if new else "v2.0 or v2.1"
     if said not in layout:
@@ -253,7 +253,7 @@ def _flat(names: Any) -> list[str]:
 
 
 def _tasks_v2(folder: Folder) -> dict[int, str]:
-    return _task_table(folder, "meta/tasks.jsonl", _json_objects(folder, "meta/tasks.jsonl"))
+    return _task_table(folder, "meta/tasks.jsonl", json_objects(folder, "meta/tasks.jsonl"))
 
 
 def _episodes_v2(source: Source, info: Mapping[str, Any]) -> Iterable[EpisodeSource]:
@@ -263,17 +263,17 @@ def _episodes_v2(source: Source, info: Mapping[str, Any]) -> Iterable[EpisodeSou
         info.get("video_path") or "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
     )
     chunk_size = int(info.get("chunks_size") or 1000)
-    for number, row in enumerate(_json_objects(source.folder, file), start=1):
-        index = _integer(source.folder, file, row, "episode_index", number)
+    for number, row in enumerate(json_objects(source.folder, file), start=1):
+        index = integer(source.folder, file, row, "episode_index", number)
         place = {"episode_chunk": index // chunk_size, "episode_index": index}
         yield EpisodeSource(
             index=index,
-            length=_integer(source.folder, file, row, "length", number),
+            length=integer(source.folder, file, row, "length", number),
             tasks=tuple(str(t) for t in row.get("tasks") or ()),
-            data_file=_safe(source.folder, _fill(source.folder, data_path, place)),
+            data_file=_safe(source.folder, fill(source.folder, data_path, place)),
             videos={
                 camera.name: VideoRange(
-                    file=_safe(source.folder, _fill(source.folder, video_path, {**place, "video_key": camera.key})),
+                    file=_safe(source.folder, fill(source.folder, video_path, {**place, "video_key": camera.key})),
                     start=0.0,
                     frame=0,
                     total=row["length"],
@@ -303,126 +303,59 @@ def _episodes_v3(source: Source, info: Mapping[str, Any]) -> Iterable[EpisodeSou
     data_path = info.get("data_path") or "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
     video_path = info.get("video_path") or "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
     for file in folder.glob("meta/episodes/**/*.parquet"):
-        rows = read_parquet(folder, file, leave_out="stats/")
+        columns = [c for c in read_schema(folder, file).names if not c.startswith("stats/")]
+        rows = read_parquet(folder, file, columns)
         for number, row in enumerate(rows.to_pylist(), start=1):
-            place = {k: _integer(folder, file, row, f"data/{k}", number) for k in ("chunk_index", "file_index")}
+            place = {k: integer(folder, file, row, f"data/{k}", number) for k in ("chunk_index", "file_index")}
             videos = {}
             for camera in source.cameras:
                 if not camera.video:
                     continue
                 prefix = f"videos/{camera.key}"
                 at: dict[str, Any] = {
-                    k: _integer(folder, file, row, f"{prefix}/{k}", number) for k in ("chunk_index", "file_index")
+                    k: integer(folder, file, row, f"{prefix}/{k}", number) for k in ("chunk_index", "file_index")
                 }
                 start = row.get(f"{prefix}/from_timestamp")
                 if not isinstance(start, float) or not math.isfinite(start) or start < 0:
                     raise DrivetrainError(f"{folder.path(file)}, row {number}: {prefix}/from_timestamp is {start!r}.")
-                path = _fill(folder, video_path, {**at, "video_key": camera.key})
+                path = fill(folder, video_path, {**at, "video_key": camera.key})
                 videos[camera.name] = VideoRange(_safe(folder, path), start, frame=0, total=0)
             yield EpisodeSource(
-                index=_integer(folder, file, row, "episode_index", number),
-                length=_integer(folder, file, row, "length", number),
+                index=integer(folder, file, row, "episode_index", number),
+                length=integer(folder, file, row, "length", number),
                 tasks=tuple(str(t) for t in row.get("tasks") or ()),
-                data_file=_safe(folder, _fill(folder, data_path, place)),
+                data_file=_safe(folder, fill(folder, data_path, place)),
                 videos=videos,
             )
 
 
-def _count_frames(episodes: list[EpisodeSource]) -> list[EpisodeSource]:
-    """Fill in `VideoRange.frame` and `.total`: time offsets summed as floats drift, counts do not."""
-    shared: dict[tuple[str, str], list[EpisodeSource]] = {}
+def _count_frames(episodes: list[EpisodeSource], fps: float) -> list[EpisodeSource]:
+    """Fill in `frame`, `total` and `shared_with`: time offsets summed as floats drift, counts do not."""
+    files: dict[tuple[str, str], list[EpisodeSource]] = {}
     for episode in episodes:
         for camera, video in episode.videos.items():
-            shared.setdefault((camera, video.file), []).append(episode)
-    for (camera, _), members in shared.items():
+            files.setdefault((camera, video.file), []).append(episode)
+    for (camera, _), members in files.items():
         members.sort(key=lambda e: e.videos[camera].start)
         total, before = sum(e.length for e in members), 0
         for episode in members:
             episode.videos[camera] = replace(episode.videos[camera], frame=before, total=total)
             before += episode.length
+        for a, b in itertools.pairwise(members):
+            if (b.videos[camera].start - a.videos[camera].start) * fps < a.length - MAX_DRIFT_FRAMES:
+                a.videos[camera] = replace(a.videos[camera], shared_with=b.index)
+                b.videos[camera] = replace(b.videos[camera], shared_with=a.index)
     return episodes
-
-
-# --- small helpers
-
-
-def read_parquet(
-    folder: Folder, file: str, columns: list[str] | None = None, leave_out: str = "", filters=None
-) -> pa.Table:
-    """A Parquet file, or the rows of it that pass `filters`. Raises DrivetrainError that names the file."""
-    if reason := missing_content(folder, file):
-        raise DrivetrainError(f"{folder.path(file)}: {reason}.")
-    try:
-        with folder.open(file) as data:
-            if leave_out:
-                columns = [c for c in pq.read_schema(data).names if not c.startswith(leave_out)]
-                data.seek(0)
-            return pq.read_table(data, columns=columns, filters=filters)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DrivetrainError(
-            f"{folder.path(file)} is not a readable Parquet file ({_first_line(error)}): its writer was cut off, or the copy is "
-            "damaged. Copy it again, or remove its episodes."
-        ) from None
-
-
-def _read_json(folder: Folder, file: str) -> Any:
-    try:
-        return json.loads(folder.read_text(file))
-    except json.JSONDecodeError as error:
-        raise DrivetrainError(f"{folder.path(file)}, line {error.lineno}: {error.msg}. Correct the line.") from None
-
-
-def _json_objects(folder: Folder, file: str) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file; objects spread over several lines, or in one list, are taken too."""
-    if not folder.exists(file):
-        raise DrivetrainError(f"{folder.path(file)} is missing. Copy the whole meta folder of the data set.")
-    text = folder.read_text(file)
-    decoder, found, at = json.JSONDecoder(), [], 0
-    while at < len(text):
-        if text[at].isspace():
-            at += 1
-            continue
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except json.JSONDecodeError as error:
-            raise DrivetrainError(f"{folder.path(file)}, line {error.lineno}: {error.msg}. Correct the line.") from None
-        values = value if isinstance(value, list) else [value]
-        if not all(isinstance(v, dict) for v in values):
-            line = text.count("\n", 0, at) + 1
-            raise DrivetrainError(f"{folder.path(file)}, line {line}: not a JSON object. Correct the line.")
-        found += values
-    return found
 
 
 def _task_table(folder: Folder, file: str, rows: Iterable[Mapping[str, Any]]) -> dict[int, str]:
     tasks: dict[int, str] = {}
     for number, row in enumerate(rows, start=1):
-        index, text = _integer(folder, file, row, "task_index", number), row.get("task")
+        index, text = integer(folder, file, row, "task_index", number), row.get("task")
         if not isinstance(text, str):
             raise DrivetrainError(f"{folder.path(file)}, row {number}: task is {text!r}, not a text. Correct it.")
         tasks[index] = text
     return tasks
-
-
-def _integer(folder: Folder, file: str, row: Mapping[str, Any], key: str, number: int) -> int:
-    """Counts and indices are never floats: a float may be a null in disguise, or have lost digits."""
-    value = row.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise DrivetrainError(f"{folder.path(file)}, row {number}: {key} is {value!r}, not a whole number from 0 on.")
-    return value
-
-
-def _fill(folder: Folder, template: str, values: Mapping[str, Any]) -> str:
-    """`str.format` for templates written by others: plain names only, no attributes, no indexing."""
-    try:
-        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-        if unknown := [n for n in names if n not in values]:
-            raise ValueError(f"it asks for {unknown[0]!r}")
-        return template.format(**values)
-    except ValueError as error:
-        raise DrivetrainError(
-            f"{folder.path('meta/info.json')}: the path template {template!r} cannot be filled: {error}. Correct it."
-        ) from None
 
 
 def _safe(folder: Folder, relative: str) -> str:
@@ -442,7 +375,3 @@ def _counts(source: Source, info: Mapping[str, Any], episodes: list[EpisodeSourc
             )
             found.append(Finding(source.folder.uri, -1, -1, "totals", "meta/info.json", text, remedy))
     return found
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:200]

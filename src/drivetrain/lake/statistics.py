@@ -2,8 +2,8 @@
 
 Mean and standard deviation are merged by the formula of Chan, Golub and LeVeque ("Updating formulae and a pairwise
 algorithm for computing sample variances", 1979), which neither cancels nor overflows. Quantiles cannot be merged from
-quantiles; a `Sketch` keeps all rows up to `CAPACITY` and is then exact, and beyond that a weighted subset whose worst error
-it counts itself (the compaction of Manku, Rajagopalan and Lindsay, SIGMOD 1998).
+quantiles; a `Sketch` keeps all rows up to `CAPACITY` and is then exact, and beyond that a weighted subset whose worst
+error it counts itself (the compaction of Manku, Rajagopalan and Lindsay, SIGMOD 1998).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The tables of a lake, and the versions that tie them together.
 
-A lake is a folder or bucket with four Lance tables and a folder `versions/`. A lake version is one small file that names
-one version of each table. Creating that file is the only act by which anything becomes visible, and it is atomic: on a
-disk by a hard link, on an object store by a conditional put. Table versions are Lance's detached ones, which never compete
-for a table's own latest version, so whatever a killed process left behind is seen by nobody.
+A lake is a folder or bucket with four Lance tables and a folder `versions/`. A lake version is one small file that
+names one version of each table. Creating that file is the only act by which anything becomes visible, and it is atomic:
+on a disk by a hard link, on an object store by a conditional put. Table versions are Lance's detached ones, which never
+compete for a table's own latest version, so whatever a killed process left behind is seen by nobody.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ SCHEMAS = {
 }
 
 
-class VersionTaken(Exception):
+class VersionTakenError(Exception):
     """Another writer published this lake version first."""
 
 
@@ -104,6 +104,7 @@ class Manifest:
 
 def versions(lake: Folder) -> list[int]:
     """All published lake versions, in order."""
+    lake.fs.invalidate_cache()
     return sorted(int(f.split("/")[-1].removesuffix(".json")) for f in lake.glob("versions/*.json"))
 
 
@@ -121,7 +122,7 @@ def read_manifest(lake: Folder, version: int | None = None) -> Manifest | None:
 
 
 def publish(lake: Folder, after: Manifest | None, tables: dict[str, int], what: str) -> Manifest:
-    """Make a new lake version visible, at once and whole. Raises VersionTaken where another writer was faster."""
+    """Make a new lake version visible, at once and whole. Raises VersionTakenError where another writer was faster."""
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     manifest = Manifest(version=(after.version if after else 0) + 1, tables=tables, created=created, what=what)
     data = json.dumps(asdict(manifest), indent=1).encode()
@@ -132,8 +133,7 @@ def publish(lake: Folder, after: Manifest | None, tables: dict[str, int], what: 
         else:
             lake.fs.pipe_file(target, data, mode="create")
     except FileExistsError:
-        raise VersionTaken from None
-    lake.fs.invalidate_cache()
+        raise VersionTakenError from None
     return manifest
 
 
@@ -171,7 +171,8 @@ def create_tables(lake: Folder) -> dict[str, int]:
                     lance.write_dataset(schema.empty_table(), table_uri(lake, name), storage_options=storage(lake))
     except OSError as error:
         raise DrivetrainError(
-            f"the lake {lake.uri} cannot be written: {str(error).splitlines()[0]}. Give a folder or bucket that you may write to."
+            f"the lake {lake.uri} cannot be written: {str(error).splitlines()[0]}. "
+            "Give a folder or bucket that you may write to."
         ) from None
     return dict.fromkeys(SCHEMAS, 1)
 

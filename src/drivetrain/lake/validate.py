@@ -1,7 +1,7 @@
-"""The checks of an episode's rows. Each raises Refusal at the first row that fails; a clean episode passes all.
+"""The checks of an episode's rows. Each raises RefusedError at the first row that fails; a clean episode passes all.
 
 Reading raises the other refusals: `rows.py` (data-file, columns, length, empty, shape, image) and `frames.py` (video,
-frame-count, video-clock, camera-size).
+frame-count, video-clock, video-range, camera-size).
 """
 
 from __future__ import annotations
