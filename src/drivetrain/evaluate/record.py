@@ -68,7 +68,7 @@ def record(
     out: Path,
     *,
     first_state: int = 0,
-    image_size: int = 224,
+    image_size: int = 96,
     noise: float = 0.7,
     max_steps: int = 250,
     seed: int = 0,
@@ -198,10 +198,14 @@ def _demonstrations(
 
 
 def _create(folder: Path, name: str, info: SuiteInfo, image_size: int, max_steps: int) -> Any:
-    """LeRobot's writer for a new data set in `folder`."""
+    """LeRobot's writer for a new data set in `folder`, without the chatter of the libraries below it."""
+    import av
+    import datasets
     from lerobot.configs.video import RGBEncoderConfig
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
+    av.logging.set_libav_level(av.logging.ERROR)
+    datasets.disable_progress_bars()
     image = {"dtype": "video", "shape": (image_size, image_size, 3), "names": ["height", "width", "channels"]}
     features = {
         "observation.state": {"dtype": "float32", "shape": (len(info.state_names),), "names": list(info.state_names)},
