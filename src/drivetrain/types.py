@@ -10,11 +10,13 @@ Shape letters used in every docstring of the project:
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:  # simulators and readers run in many small processes that never need torch, which takes seconds to import
+    import torch
+    from torch import Tensor
 
 
 class DrivetrainError(Exception):
@@ -191,13 +193,13 @@ class PackedBatch:
 
     def to(self, device: torch.device | str) -> PackedBatch:
         """The same pack on `device`, copied without waiting where the memory is pinned."""
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return PackedBatch(**{k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in moved.items()})
+        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        return PackedBatch(**{k: v if k == "max_tokens" else v.to(device, non_blocking=True) for k, v in held.items()})
 
     def pin_memory(self) -> PackedBatch:
         """The same pack in page-locked memory (torch's DataLoader calls this by name)."""
-        pinned = {f.name: getattr(self, f.name) for f in fields(self)}
-        return PackedBatch(**{k: v.pin_memory() if isinstance(v, Tensor) else v for k, v in pinned.items()})
+        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        return PackedBatch(**{k: v if k == "max_tokens" else v.pin_memory() for k, v in held.items()})
 
     def loss_count(self) -> Tensor:
         """float32 scalar: the weight of this pack in the global mean, known before any forward pass."""
