@@ -3,11 +3,12 @@
 Conventions of the suite, fixed here once:
 
 * State: the hand's position in metres and the gripper's opening (0 shut, 1 open). Objects are seen by camera only.
-* Action: the hand's displacement, 1 meaning one centimetre per step, and the gripper's effort (+1 shuts); each in [-1, 1].
-* Camera `corner2`, at the place where LeRobot's Meta-World environment puts it, (0.75, 0.075, 0.7), because it looks at the
-  work closely and published Meta-World data sets show that view. The camera is mounted upside down; the picture is turned.
-* Pictures are made for a CPU: shadows, reflections and multisampling are off (nine tenths of a picture's time in software),
-  and the robot's meshes are thinned out. Images of up to SMALL_IMAGE pixels are drawn at twice their size and averaged.
+* Action: the hand's displacement, 1 meaning one centimetre a step, and the gripper's effort (+1 shuts); all in [-1, 1].
+* Camera `corner2`, at the place where LeRobot's Meta-World environment puts it, (0.75, 0.075, 0.7), because it looks at
+  the work closely and published data sets show that view. It is mounted upside down, so its picture is turned.
+* Pictures are made for a CPU: shadows, reflections and multisampling are off (nine tenths of a picture's time in
+  software), and the robot's meshes are thinned out. Images of up to SMALL_IMAGE pixels are drawn at twice their size and
+  averaged.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from drivetrain.evaluate.simulator import LARGEST_IMAGE, Progress, SuiteInfo
+from drivetrain.evaluate.simulator import Progress, SuiteInfo
 from drivetrain.types import DrivetrainError, Observation
 
 FPS = 80
@@ -110,7 +111,7 @@ def open_metaworld(task: str, image_size: int) -> MetaworldSimulator:
 
 
 class MetaworldSimulator:
-    """One Meta-World task. Every reset builds a fresh environment (30 ms), so that nothing is left of the last episode."""
+    """One Meta-World task. Every reset builds a fresh environment, in 30 ms, so nothing is left of the last episode."""
 
     def __init__(self, task: str, image_size: int) -> None:
         choose_renderer()
@@ -192,8 +193,8 @@ class MetaworldSimulator:
 class _Picture:
     """An off-screen renderer for every MuJoCo model compiled from the same file as `model`, which it takes over.
 
-    MuJoCo's own Renderer belongs to one model, and making it takes half a second, since meshes and textures are uploaded;
-    the pieces below are the same for all models of one file, so they are kept from episode to episode.
+    MuJoCo's own Renderer belongs to one model, and making it takes half a second, since meshes and textures are
+    uploaded; the pieces below are the same for all models of one file, so they are kept from episode to episode.
     """
 
     def __init__(self, model: Any) -> None:
@@ -242,7 +243,7 @@ class _Picture:
 
 
 def _simplify_meshes(model: Any) -> None:
-    """Merge the vertices of big meshes within MESH_GRID of each other: 68,000 triangles become 18,000, and look the same.
+    """Merge the vertices of big meshes within MESH_GRID of each other: a quarter of 68,000 triangles looks the same.
 
     Only for a model that is drawn and never simulated, before its meshes are uploaded.
     """
