@@ -3,11 +3,12 @@
 Conventions of the suite, fixed here once:
 
 * State: the hand's position in metres and the gripper's opening (0 shut, 1 open). Objects are seen by camera only.
-* Action: the hand's displacement, 1 meaning one centimetre per step, and the gripper's effort (+1 shuts); each in [-1, 1].
-* Camera `corner2`, at the place where LeRobot's Meta-World environment puts it, (0.75, 0.075, 0.7), because it looks at the
-  work closely and published Meta-World data sets show that view. The camera is mounted upside down; the picture is turned.
-* Shadows, reflections and multisampling are off: in software they cost nine tenths of the time of a picture. Images
-  of up to SMALL_IMAGE pixels are drawn at twice their size and averaged, which costs little: vertices take most of the time.
+* Action: the hand's displacement, 1 meaning one centimetre a step, and the gripper's effort (+1 shuts); all in [-1, 1].
+* Camera `corner2`, at the place where LeRobot's Meta-World environment puts it, (0.75, 0.075, 0.7), because it looks at
+  the work closely and published data sets show that view. It is mounted upside down, so its picture is turned.
+* Pictures are made for a CPU: shadows, reflections and multisampling are off (nine tenths of a picture's time in
+  software), and the robot's meshes are thinned out. Images of up to SMALL_IMAGE pixels are drawn at twice their size and
+  averaged.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from drivetrain.evaluate.simulator import LARGEST_IMAGE, Progress, SuiteInfo
+from drivetrain.evaluate.simulator import Progress, SuiteInfo
 from drivetrain.types import DrivetrainError, Observation
 
 FPS = 80
@@ -28,6 +29,8 @@ MAX_STEPS = 500
 CAMERA = "corner2"
 CAMERA_POSITION = (0.75, 0.075, 0.7)
 SMALL_IMAGE = 128
+MESH_GRID = 0.008
+"""Metres: finer detail of the robot's meshes is not drawn; a pixel of a 224-pixel image is about as wide."""
 STATE_NAMES = ("hand_x", "hand_y", "hand_z", "gripper_opening")
 ACTION_NAMES = ("delta_x", "delta_y", "delta_z", "gripper_effort")
 
@@ -89,6 +92,8 @@ def choose_renderer() -> str:
     """Set MUJOCO_GL, unless the user did, before MuJoCo is first imported; returns its value ('' off Linux)."""
     if sys.platform == "linux" and not os.environ.get("MUJOCO_GL"):
         os.environ["MUJOCO_GL"] = "egl" if Path("/dev/nvidiactl").exists() else "osmesa"
+    # One simulator process per core is faster than several threads of software rendering in each.
+    os.environ.setdefault("LP_NUM_THREADS", "0")
     return os.environ.get("MUJOCO_GL", "")
 
 
@@ -106,7 +111,7 @@ def open_metaworld(task: str, image_size: int) -> MetaworldSimulator:
 
 
 class MetaworldSimulator:
-    """One Meta-World task. Every reset builds a fresh environment (30 ms), so that nothing is left of the last episode."""
+    """One Meta-World task. Every reset builds a fresh environment, in 30 ms, so nothing is left of the last episode."""
 
     def __init__(self, task: str, image_size: int) -> None:
         choose_renderer()
@@ -168,7 +173,7 @@ class MetaworldSimulator:
     def render(self, size: int) -> np.ndarray:
         """See Simulator.render."""
         if self._picture is None:
-            self._picture = _Picture(self._environment.model)
+            self._picture = _Picture(self._make_environment().model)
         return self._picture.draw(self._environment.model, self._environment.data, size)
 
     def expert_action(self) -> np.ndarray:
@@ -186,20 +191,21 @@ class MetaworldSimulator:
 
 
 class _Picture:
-    """An off-screen renderer for one MuJoCo model and for every later model compiled from the same file.
+    """An off-screen renderer for every MuJoCo model compiled from the same file as `model`, which it takes over.
 
-    MuJoCo's own Renderer belongs to one model, and making it takes half a second, since meshes and textures are uploaded;
-    the pieces below are the same for all models of one file, so they are kept from episode to episode.
+    MuJoCo's own Renderer belongs to one model, and making it takes half a second, since meshes and textures are
+    uploaded; the pieces below are the same for all models of one file, so they are kept from episode to episode.
     """
 
     def __init__(self, model: Any) -> None:
         import mujoco
 
         self._mujoco = mujoco
-        largest = max(LARGEST_IMAGE, 2 * SMALL_IMAGE)
+        self._drawn = 2 * SMALL_IMAGE
+        _simplify_meshes(model)
         model.vis.quality.offsamples = 0
-        model.vis.global_.offwidth = model.vis.global_.offheight = largest
-        self._context_gl = mujoco.GLContext(largest, largest)
+        model.vis.global_.offwidth = model.vis.global_.offheight = self._drawn
+        self._context_gl = mujoco.GLContext(self._drawn, self._drawn)
         self._context_gl.make_current()
         self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
@@ -215,6 +221,9 @@ class _Picture:
         """uint8 [size, size, 3], upright."""
         mujoco, fold = self._mujoco, 2 if size <= SMALL_IMAGE else 1
         drawn = fold * size
+        if drawn != self._drawn:
+            mujoco.mjr_resizeOffscreen(drawn, drawn, self._context)
+            self._drawn = drawn
         everything = mujoco.mjtCatBit.mjCAT_ALL.value
         mujoco.mjv_updateScene(model, data, self._options, self._nudge, self._camera, everything, self._scene)
         view = mujoco.MjrRect(0, 0, drawn, drawn)
@@ -222,12 +231,33 @@ class _Picture:
         pixels = np.empty((drawn, drawn, 3), np.uint8)
         mujoco.mjr_readPixels(pixels, None, view, self._context)
         if fold > 1:
-            pixels = (
-                pixels.reshape(size, fold, size, fold, 3).mean(axis=(1, 3), dtype=np.float32).round().astype(np.uint8)
-            )
+            wide = pixels.astype(np.uint16)
+            total = wide[::2, ::2] + wide[1::2, ::2] + wide[::2, 1::2] + wide[1::2, 1::2]
+            pixels = ((total + 2) >> 2).astype(np.uint8)
         # Rows come bottom first, which undoes half of the camera's turn; mirroring left and right is the other half.
         return np.ascontiguousarray(pixels[:, ::-1])
 
     def close(self) -> None:
         self._context.free()
         self._context_gl.free()
+
+
+def _simplify_meshes(model: Any) -> None:
+    """Merge the vertices of big meshes within MESH_GRID of each other: a quarter of 68,000 triangles looks the same.
+
+    Only for a model that is drawn and never simulated, before its meshes are uploaded.
+    """
+    for mesh in np.flatnonzero(model.mesh_facenum > 1000):
+        vertices = slice(model.mesh_vertadr[mesh], model.mesh_vertadr[mesh] + model.mesh_vertnum[mesh])
+        first_face, count = model.mesh_faceadr[mesh], model.mesh_facenum[mesh]
+        faces = model.mesh_face[first_face : first_face + count]
+        normals = model.mesh_facenormal[first_face : first_face + count]
+        cells = np.round(model.mesh_vert[vertices] / MESH_GRID).astype(np.int64)
+        _, representative, cell = np.unique(cells, axis=0, return_index=True, return_inverse=True)
+        merged = np.sort(representative[cell.reshape(-1)][faces], axis=1)
+        flat = (merged[:, 0] == merged[:, 1]) | (merged[:, 1] == merged[:, 2])
+        _, kept = np.unique(merged, axis=0, return_index=True)
+        kept = np.sort(kept[~flat[kept]])
+        model.mesh_face[first_face : first_face + len(kept)] = representative[cell.reshape(-1)][faces[kept]]
+        model.mesh_facenormal[first_face : first_face + len(kept)] = normals[kept]
+        model.mesh_facenum[mesh] = len(kept)

@@ -1,8 +1,8 @@
 """Scripted experts recorded as a LeRobot v3.0 data set.
 
-What is stored and what is done differ on purpose. The expert's action is *executed* with temporally correlated noise and
-*stored* clean, so that the data show how to come back from states a clean expert never visits. A policy that imitates data
-recorded without noise drifts into such states and has never seen the way out.
+What is stored and what is done differ on purpose. The expert's action is *executed* with temporally correlated noise
+and *stored* clean, so that the data show how to come back from states a clean expert never visits. A policy that imitates
+data recorded without noise drifts into such states and has never seen the way out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from drivetrain.evaluate.simulator import Simulator, SuiteInfo, check_suite
-from drivetrain.evaluate.workers import Worker, WorkerFailed, await_ready, first_answers, spawn_workers
+from drivetrain.evaluate.workers import Worker, WorkerError, await_ready, first_answers, spawn_workers
 from drivetrain.types import DrivetrainError
 
 NOISE_CORRELATION = 0.9
@@ -68,7 +68,7 @@ def record(
     out: Path,
     *,
     first_state: int = 0,
-    image_size: int = 224,
+    image_size: int = 96,
     noise: float = 0.7,
     max_steps: int = 250,
     seed: int = 0,
@@ -111,17 +111,9 @@ def record(
         if not stored:
             raise DrivetrainError(f"the expert of {suite} failed from all {episodes} initial states. Give --noise 0.")
         writer.finalize()
-        report = RecordReport(
-            suite,
-            str(out),
-            image_size,
-            seed,
-            tuple(stored),
-            tuple(failed),
-            tuple(levels),
-            steps,
-            time.monotonic() - began,
-        )
+        seconds = time.monotonic() - began
+        done = tuple(stored), tuple(failed), tuple(levels)
+        report = RecordReport(suite, str(out), image_size, seed, *done, steps, seconds)
         (partial / "recording.json").write_text(json.dumps(asdict(report), indent=2))
         partial.rename(out)
     finally:
@@ -135,8 +127,8 @@ def record(
 def demonstrate(simulator: Simulator, state_id: int, noise: float, seed: int, max_steps: int) -> ExpertEpisode | None:
     """The expert's episode from one initial state, or None where it failed even without noise. Runs in a worker.
 
-    Physics is cheap and pictures are not, so an attempt is first run blind; the one that succeeds is run again, with the same
-    executed actions, for its images.
+    Physics is cheap and pictures are not, so an attempt is first run blind; the one that succeeds is run again, with the
+    same executed actions, for its images.
     """
     for attempt in range(ATTEMPTS):
         level = noise / 2**attempt if attempt < ATTEMPTS - 1 else 0.0
@@ -179,7 +171,7 @@ def _with_images(
     last = simulator.step(executed[-1])
     if not last.success:
         raise DrivetrainError(
-            f"initial state {state_id} of {simulator.info.suite} did not play back as it was recorded."
+            f"{simulator.info.suite}, initial state {state_id}, did not play back as it was recorded."
         )
     images = {c: np.stack([s.images[c] for s in seen]) for c in simulator.info.cameras}
     return ExpertEpisode(images, np.stack([s.state for s in seen]), clean, noise)
@@ -199,7 +191,7 @@ def _demonstrations(
         for worker in first_answers([w for w in pool if w.job is not None]):
             try:
                 finished[worker.job] = worker.answer()
-            except WorkerFailed as failure:
+            except WorkerError as failure:
                 raise DrivetrainError(f"recording initial state {worker.job} failed: {failure}") from failure
             worker.job = None
         while due in finished:
@@ -208,10 +200,14 @@ def _demonstrations(
 
 
 def _create(folder: Path, name: str, info: SuiteInfo, image_size: int, max_steps: int) -> Any:
-    """LeRobot's writer for a new data set in `folder`."""
+    """LeRobot's writer for a new data set in `folder`, without the chatter of the libraries below it."""
+    import av
+    import datasets
     from lerobot.configs.video import RGBEncoderConfig
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
+    av.logging.set_libav_level(av.logging.ERROR)
+    datasets.disable_progress_bars()
     image = {"dtype": "video", "shape": (image_size, image_size, 3), "names": ["height", "width", "channels"]}
     features = {
         "observation.state": {"dtype": "float32", "shape": (len(info.state_names),), "names": list(info.state_names)},

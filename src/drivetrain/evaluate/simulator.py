@@ -86,9 +86,7 @@ def check_suite(suite: str) -> None:
 def open_simulator(suite: str, image_size: int) -> Simulator:
     """The simulator of a suite, showing images of `image_size` x `image_size` pixels. Errors: unknown suite or size."""
     if not 16 <= image_size <= LARGEST_IMAGE:
-        raise DrivetrainError(
-            f"image size {image_size} is outside 16..{LARGEST_IMAGE} pixels. Give --image-size 64 or 224."
-        )
+        raise DrivetrainError(f"images of {image_size} pixels are outside 16..{LARGEST_IMAGE}. Give --image-size 96.")
     opener, task = _opener(suite)
     return opener(task, image_size)
 

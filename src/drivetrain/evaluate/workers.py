@@ -1,7 +1,8 @@
-"""Simulators in processes of their own. MuJoCo is CPU-bound and may take its process down, so the caller never runs it."""
+"""Simulators in processes of their own: MuJoCo is CPU-bound, and may take its process down with it."""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import time
 import traceback
@@ -19,8 +20,8 @@ START_SECONDS = 180.0
 """How long a worker may take to import its simulator and draw one picture."""
 
 
-class WorkerFailed(Exception):
-    """A simulator raised, fell silent or lost its process; the message says which. The episode's outcome, not the run's."""
+class WorkerError(Exception):
+    """A simulator raised, fell silent or lost its process; the message says which. It need not end the run."""
 
 
 @dataclass
@@ -28,34 +29,36 @@ class Worker:
     """One simulator in one spawned process, doing at most one job at a time.
 
     deadline: the time.monotonic() by which the present job must have answered.
+    late:     it missed one and its process was stopped.
     job:      the caller's note about what is running; None when idle.
     """
 
     process: BaseProcess
     connection: Connection
+    image_size: int
     info: SuiteInfo | None = None
     deadline: float = 0.0
+    late: bool = False
     job: Any = field(default=None)
 
     def start(self, function: Callable[..., Any], *arguments: Any, seconds: float) -> None:
         """Run `function(simulator, *arguments)` over there; its answer must come within `seconds`."""
         self.deadline = time.monotonic() + seconds
-        try:
+        # Where the process is gone, the pipe reads as ended, and answer() says so.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send((function, arguments))
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # the process is gone: the pipe reads as ended, and answer() says so
 
     def answer(self) -> Any:
-        """What the job returned. Call when `first_answers` named this worker. Raises WorkerFailed."""
-        if not self.connection.poll():
-            raise WorkerFailed("the simulator fell silent (its process was stopped)")
+        """What the job returned. Call when `first_answers` named this worker. Raises WorkerError."""
+        if self.late:
+            raise WorkerError("the simulator fell silent, and its process was stopped")
         try:
             failed, value = self.connection.recv()
         except (EOFError, ConnectionResetError) as error:
             self.process.join(5)
-            raise WorkerFailed(f"the simulator's process ended with exit code {self.process.exitcode}") from error
+            raise WorkerError(f"the simulator's process ended with exit code {self.process.exitcode}") from error
         if failed:
-            raise WorkerFailed(value)
+            raise WorkerError(value)
         return value
 
     def stop(self) -> None:
@@ -78,18 +81,18 @@ def spawn_workers(suite: str, image_size: int, count: int) -> list[Worker]:
         process = context.Process(target=_serve, args=(there, suite, image_size), daemon=True)
         process.start()
         there.close()
-        workers.append(Worker(process, here, deadline=time.monotonic() + START_SECONDS))
+        workers.append(Worker(process, here, image_size, deadline=time.monotonic() + START_SECONDS))
     return workers
 
 
 def await_ready(workers: list[Worker]) -> SuiteInfo:
-    """Wait until each worker has drawn a picture; the suite's description. Errors: rendering hangs or fails, with a remedy."""
+    """Wait until each worker has drawn a picture; the suite's description. Errors: rendering fails or hangs; a remedy."""
     for worker in workers:
         if not first_answers([worker]):
             raise AssertionError("unreachable: a worker answers, ends or is past its deadline")
         try:
             worker.info = worker.answer()
-        except WorkerFailed as failure:
+        except WorkerError as failure:
             for other in workers:
                 other.stop()
             raise DrivetrainError(f"the simulator drew no picture: {failure}\n{rendering_remedy()}") from failure
@@ -98,11 +101,12 @@ def await_ready(workers: list[Worker]) -> SuiteInfo:
 
 
 def first_answers(workers: list[Worker]) -> list[Worker]:
-    """Wait for the first answers: workers that answered, whose process ended, or that are past their deadline (killed here)."""
+    """Wait for the first workers that answered, whose process ended, or whose deadline passed (stopped here)."""
     remaining = max(0.0, min(w.deadline for w in workers) - time.monotonic())
     ready = set(map(id, wait([w.connection for w in workers], timeout=remaining)))
     late = [w for w in workers if id(w.connection) not in ready and time.monotonic() >= w.deadline]
     for worker in late:
+        worker.late = True
         worker.process.kill()
         worker.process.join()
     return [w for w in workers if id(w.connection) in ready] + late
