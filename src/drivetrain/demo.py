@@ -18,6 +18,7 @@ from drivetrain.checkpoint.save import find
 from drivetrain.evaluate.open_loop import open_loop
 from drivetrain.evaluate.record import record
 from drivetrain.evaluate.report import write_report
+from drivetrain.evaluate.results import count_successes, success_text, write_results
 from drivetrain.evaluate.rollout import evaluate
 from drivetrain.lake.ingest import ingest
 from drivetrain.lake.lake import open_lake
@@ -151,12 +152,22 @@ def measure_in_simulation(out: Path, policy: Path, run: Run) -> dict:
     }
     measured = {}
     for name, act in policies.items():
+        folder = out / "evaluation" / name
+        started = time.perf_counter()
         results = evaluate(
-            act, SUITE, EVALUATION_STATES, max_steps=MAX_STEPS, execute=EXECUTE, out=out / "evaluation" / name
+            act,
+            SUITE,
+            EVALUATION_STATES,
+            max_steps=MAX_STEPS,
+            execute=EXECUTE,
+            image_size=trained.info.image_size,
+            videos_dir=folder,
+            videos_per_outcome=1,
+            progress=lambda line: None,
         )
-        successes = sum(r.success for r in results)
-        measured[name] = {"successes": successes, "episodes": len(results)}
-        say(f"    {name}: {successes} of {len(results)}")
+        write_results(folder, results, time.perf_counter() - started)
+        measured[name] = {"successes": count_successes(results), "episodes": len(results)}
+        say(f"    {name}: {success_text(**measured[name])}")
     return measured
 
 

@@ -70,7 +70,8 @@ class Run:
 
     steps:      optimizer updates.
     lake, lake_version: filled in when the run starts; a resumed run reads the same version.
-    save_every, log_every, keep_checkpoints: in updates, updates, and checkpoints kept.
+    save_every: updates between checkpoints.   log_every: updates between lines of metrics.
+    keep_checkpoints: how many of the newest checkpoints are kept.
     precision:  of the forward and backward pass; weights and optimizer state stay float32.
     workers:    loader processes per training process; 0 loads in a thread.
     threads:    CPU threads per training process; 0 leaves torch's default.

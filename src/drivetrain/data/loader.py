@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -17,8 +18,10 @@ from torch.utils.data import DataLoader, Dataset
 from drivetrain.data.pack import pack
 from drivetrain.data.plan import PackPlan
 from drivetrain.data.read import read_steps
-from drivetrain.lake.lake import Lake, open_lake
 from drivetrain.types import DrivetrainError, PackedBatch, Processor, StepPacks
+
+if TYPE_CHECKING:
+    from drivetrain.lake.lake import Lake
 
 PREFETCH_STEPS = 2
 
@@ -47,6 +50,9 @@ class PlannedSteps(Dataset):
 
     @cached_property
     def lake(self) -> Lake:
+        """Opened by whichever process reads."""
+        from drivetrain.lake.lake import open_lake  # Lance is needed where the lake is read, and nowhere else
+
         return open_lake(self.lake_uri, self.lake_version)
 
     def __getstate__(self) -> dict:

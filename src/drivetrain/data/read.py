@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from drivetrain.data.plan import Pack
-from drivetrain.lake.lake import Lake
 from drivetrain.types import Spans, Step
+
+if TYPE_CHECKING:  # packs that were made elsewhere are trained on without Lance
+    from drivetrain.lake.lake import Lake
 
 
 def read_steps(lake: Lake, spans: Spans, pack: Pack, horizon: int) -> list[Step]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ import torch
 from drivetrain.checkpoint.save import Checkpoints, latest, restore
 from drivetrain.data.loader import PlannedSteps, load
 from drivetrain.data.plan import PackPlan, make_plan
-from drivetrain.lake.lake import Lake, open_lake
 from drivetrain.parallel.mesh import World, world
 from drivetrain.policies import make_model, make_processor, parallelize
 from drivetrain.run import Run, fingerprint, read_run, to_json
@@ -21,6 +20,9 @@ from drivetrain.train.loop import train_steps
 from drivetrain.train.meters import Meters
 from drivetrain.train.optimizer import make_optimizer
 from drivetrain.types import DrivetrainError, Processor
+
+if TYPE_CHECKING:
+    from drivetrain.lake.lake import Lake
 
 
 def train(run: Run, lake: str, out: Path, *, resume: Literal["auto", "never"] = "never") -> None:
@@ -48,6 +50,8 @@ def _starting_point(out: Path, resume: str) -> Path | DrivetrainError | None:
 
 
 def _train(run: Run, lake_uri: str, out: Path, start: Path | None, here: World) -> None:
+    from drivetrain.lake.lake import open_lake  # the rest of this room runs without Lance
+
     version = run.lake_version or (read_run(start).lake_version if start else None)
     lake = open_lake(lake_uri, version)
     run = replace(run, lake=lake.uri, lake_version=lake.version)
