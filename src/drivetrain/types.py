@@ -179,7 +179,8 @@ class PackedBatch:
     embodiment:     int64 [B]; an empty slot repeats the embodiment of the first sample.
     weight:         float32 [B]; 0 in empty slots.
     sample, epoch:  int64 [B]; which sample, on which pass over its data set; -1 in empty slots.
-    max_tokens:     the longest segment that may occur, T; a Python int so that kernels need no synchronisation.
+    max_tokens:     no segment is longer; a Python int, so that kernels need no synchronisation, and one of few values,
+                    so that they need no recompiling.
     """
 
     tokens: Tensor

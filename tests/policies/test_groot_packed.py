@@ -133,6 +133,8 @@ def test_pack_layout(samples):
     assert (batch.tokens[batch.image_tokens[: used * per_image]] == micro().language.image_token).all()
     assert (batch.image_tokens[used * per_image :] == 400).all()
     assert batch.embodiment.tolist() == [3, 1, 3, 0, 1, 3, 3] and batch.sample.tolist() == [0, 1, 2, 3, 4, -1, -1]
+    assert batch.max_tokens == 256 and pack(samples, PackShape(tokens=700, samples=5, images=9)).max_tokens == 512
+    assert pack(samples[:1], ROOMY).max_tokens == 400, "the tail is a segment too"
     expected = sum(s.action_mask.sum() * s.weight * 2 for s in samples)
     assert float(batch.loss_count()) == pytest.approx(expected, rel=1e-6)
 

@@ -61,8 +61,13 @@ def pack(samples: Sequence[Sample], shape: PackShape) -> PackedBatch:
         weight=_slots([s.weight for s in samples], shape.samples, np.float32),
         sample=_slots([s.id for s in samples], shape.samples, np.int64, empty=-1),
         epoch=_slots([s.epoch for s in samples], shape.samples, np.int64, empty=-1),
-        max_tokens=shape.tokens,
+        max_tokens=_bound(max(int(lengths.max()), int(shape.tokens - starts[-1])), shape.tokens),
     )
+
+
+def _bound(longest: int, most: int) -> int:
+    """A power of two that no segment exceeds: kernels launch blocks up to it, and every new value recompiles."""
+    return min(most, max(256, 1 << (longest - 1).bit_length()))
 
 
 def _slots(values: Sequence[np.ndarray | float | int], slots: int, dtype: type, empty: int = 0) -> torch.Tensor:

@@ -73,9 +73,7 @@ def _flash(
 ) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    group = q.shape[1] // k.shape[1]
-    if group > 1:
-        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    # fewer key heads than query heads need no copies: the kernel itself shares them
     window = (-1, 0) if causal else (-1, -1)
     out = varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, scale=scale, window_size=window)
     assert isinstance(out, Tensor)
