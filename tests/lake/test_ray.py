@@ -43,9 +43,7 @@ def test_an_episode_that_kills_its_worker_is_refused_and_the_rest_goes_on(
     ray_session: str, tiny30: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "RETRIES", 0)
-    monkeypatch.setattr(
-        ingest_module, "through_ray", lambda pieces: pool.through_ray(pieces, crash_on_episode_5)
-    )
+    monkeypatch.setattr(ingest_module, "through_ray", lambda pieces: pool.through_ray(pieces, crash_on_episode_5))
     report = ingest([str(tiny30)], str(tmp_path / "lake"), image_size=64, ray_address="local")
     assert [(f.episode, f.check) for f in report.findings] == [(5, "crash")]
     lake = open_lake(str(tmp_path / "lake"))
