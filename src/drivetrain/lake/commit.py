@@ -36,6 +36,7 @@ from drivetrain.lake.tables import (
 )
 from drivetrain.types import DrivetrainError
 
+REMOVED = "removed"  # the check under which episodes that were taken out on purpose stand in quarantine
 SKETCHES = {STATE: "state_sketch", ACTION: "action_sketch"}
 
 
@@ -88,6 +89,11 @@ class Committer:
         """The episodes of a data set that the latest lake version has."""
         manifest = read_manifest(self.lake)
         return self._episodes(manifest, dataset) if manifest else set()
+
+    def removed(self, dataset: str) -> set[int]:
+        """Episodes that were taken out on purpose, and stay out."""
+        rows = self._rows(read_manifest(self.lake), "quarantine")
+        return {row["episode"] for row in rows if (row["dataset"], row["check"]) == (dataset, REMOVED)}
 
     def add(self, done: Done) -> None:
         self.pending.append(done)
@@ -188,7 +194,6 @@ class Committer:
 
 def dataset_row(source: Source, image_size: int, episodes: int, sketches: dict[str, Sketch]) -> dict:
     """A row of the `datasets` table."""
-    text = statistics_json(sketches)
     return {
         "name": source.name,
         "source": source.folder.uri,
@@ -202,10 +207,18 @@ def dataset_row(source: Source, image_size: int, episodes: int, sketches: dict[s
         "action_names": list(source.action_names),
         "episodes": episodes,
         "steps": sketches[STATE].count,
+        **statistics_columns(sketches),
+        "ingested_by": f"drivetrain {package_version('drivetrain')}",
+    }
+
+
+def statistics_columns(sketches: dict[str, Sketch]) -> dict:
+    """The columns of a row of `datasets` that follow from the sketches of its features."""
+    text = statistics_json(sketches)
+    return {
         "statistics": text,
         "statistics_hash": hashlib.sha256(text.encode()).hexdigest()[:16],
         **{column: to_bytes(sketches[feature]) for feature, column in SKETCHES.items()},
-        "ingested_by": f"drivetrain {package_version('drivetrain')}",
     }
 
 

@@ -18,6 +18,8 @@ from drivetrain.lake.commit import Committer, check_compatible
 from drivetrain.lake.episode import Work
 from drivetrain.lake.findings import Finding
 from drivetrain.lake.folder import Folder, folder_of
+from drivetrain.lake.lake import Lake
+from drivetrain.lake.notices import notices
 from drivetrain.lake.pool import Run, here, ray_at, through_ray
 from drivetrain.lake.sources import EpisodeSource, Source, read_source
 from drivetrain.lake.tables import create_tables
@@ -108,9 +110,12 @@ def ingest(
     with nullcontext() if alone else ray_at(ray_address):
         run, cores = (here, 1) if alone else (through_ray, pool.cores())
         reports = [_ingest_source(source, committer, options, run, cores) for source in described]
-    manifest = committer.finish()
-    findings = tuple(f for source in reports for f in source.findings)
-    return IngestReport(folder.uri, manifest.version, tuple(reports), findings, time.perf_counter() - started)
+    result = Lake(folder, committer.finish())
+    findings = [f for source in reports for f in source.findings]
+    for source in reports:
+        if source.added_episodes:
+            findings += notices(result, result.datasets[source.dataset])
+    return IngestReport(folder.uri, result.version, tuple(reports), tuple(findings), time.perf_counter() - started)
 
 
 def _ingest_source(source: Source, committer: Committer, options: Options, run: Run, cores: int) -> SourceReport:
@@ -118,8 +123,8 @@ def _ingest_source(source: Source, committer: Committer, options: Options, run: 
     refused: set[int] = set()
     while True:
         # A second round is needed only where another ingest of the same data set interfered.
-        there = committer.episodes(source.name)
-        missing = [e for e in source.episodes if e.index not in there and e.index not in refused]
+        out = committer.episodes(source.name) | committer.removed(source.name) | refused
+        missing = [e for e in source.episodes if e.index not in out]
         if not missing:
             break
         for done in run(_split(replace(source, episodes=()), missing, committer.lake, options, cores)):

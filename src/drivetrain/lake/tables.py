@@ -181,6 +181,11 @@ def open_table(lake: Folder, manifest: Manifest, name: str) -> lance.LanceDatase
     return lance.dataset(table_uri(lake, name), version=manifest.tables[name], storage_options=storage(lake))
 
 
+def table_files(table: lance.LanceDataset) -> set[str]:
+    """The names of the data files that a table's version is made of."""
+    return {file.path.split("/")[-1] for fragment in table.get_fragments() for file in fragment.data_files()}
+
+
 def write_rows(lake: Folder, name: str, batches: Iterable[pa.RecordBatch]) -> list[str]:
     """Write rows as files of the table, which nobody sees yet; returns the fragments as JSON, for `append`."""
     reader = pa.RecordBatchReader.from_batches(SCHEMAS[name], batches)
