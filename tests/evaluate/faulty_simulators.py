@@ -6,6 +6,7 @@ import os
 import time
 
 import numpy as np
+
 from drivetrain.evaluate.metaworld import MetaworldSimulator
 from drivetrain.evaluate.simulator import Progress
 from drivetrain.types import Observation

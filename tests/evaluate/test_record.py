@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+
 from drivetrain.evaluate.record import demonstrate, record
 from drivetrain.evaluate.rollout import replay
 from drivetrain.evaluate.simulator import open_simulator

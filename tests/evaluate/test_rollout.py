@@ -6,11 +6,12 @@ from dataclasses import replace
 import av
 import numpy as np
 import pytest
+from faulty_simulators import HANGS, PROCESS_DIES, RAISES
+
 from drivetrain.evaluate.results import EpisodeResult, read_results, success_text, wilson_interval
 from drivetrain.evaluate.rollout import chunk_seed, evaluate, replay
 from drivetrain.evaluate.simulator import open_simulator
 from drivetrain.types import DrivetrainError, Observation
-from faulty_simulators import HANGS, PROCESS_DIES, RAISES
 
 SUITE = "metaworld/reach"
 SETTINGS = {"max_steps": 80, "execute": 4, "image_size": 64, "progress": lambda line: None}

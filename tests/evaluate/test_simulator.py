@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+
 from drivetrain.evaluate import metaworld
 from drivetrain.evaluate.simulator import check_suite, open_simulator
 from drivetrain.evaluate.workers import await_ready, spawn_workers

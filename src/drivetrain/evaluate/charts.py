@@ -29,7 +29,13 @@ class Series:
 
 
 def line_chart(
-    title: str, series: list[Series], *, x_label: str, y_label: str, log_y: bool = False, marks: Sequence[tuple[float, str]] = ()
+    title: str,
+    series: list[Series],
+    *,
+    x_label: str,
+    y_label: str,
+    log_y: bool = False,
+    marks: Sequence[tuple[float, str]] = (),
 ) -> str:
     """Lines over a common x axis. marks: vertical lines with a word, such as where a run resumed."""
     series = [_thinned(s) for s in series if len(s.x)]
@@ -69,7 +75,9 @@ def stacked_chart(title: str, series: list[Series], *, x_label: str, y_label: st
     body, floor = [_grid(across, up, x_label, y_label)], np.zeros(len(x))
     for s, top in zip(series, tops, strict=True):
         upper = [f"{across.place(a):.1f},{max(TOP, up.place(b)):.1f}" for a, b in zip(x, top, strict=True)]
-        lower = [f"{across.place(a):.1f},{max(TOP, up.place(b)):.1f}" for a, b in zip(x[::-1], floor[::-1], strict=True)]
+        lower = [
+            f"{across.place(a):.1f},{max(TOP, up.place(b)):.1f}" for a, b in zip(x[::-1], floor[::-1], strict=True)
+        ]
         body.append(f'<polygon class="area {s.style}" points="{" ".join(upper + lower)}"/>')
         floor = top
     return _figure(title, "".join(body), _legend([(s.name, s.style) for s in series]), _readout(series, across))
@@ -140,7 +148,9 @@ def _grid(across: _Axis, up: _Axis, x_label: str, y_label: str) -> str:
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_short(tick)}</text>')
     for tick in across.ticks:
-        parts.append(f'<text x="{across.place(tick):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{_short(tick)}</text>')
+        parts.append(
+            f'<text x="{across.place(tick):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{_short(tick)}</text>'
+        )
     base = HEIGHT - BOTTOM
     parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>')
     middle = (LEFT + WIDTH - RIGHT) / 2

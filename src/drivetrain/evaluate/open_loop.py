@@ -8,19 +8,17 @@ A small open-loop error does not prove that a robot succeeds; one above the base
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from drivetrain.data.image import fit
+from drivetrain.checkpoint.export import ExportedPolicy
 from drivetrain.data.plan import Pack
 from drivetrain.data.read import read_steps
 from drivetrain.lake.images import decode_image
 from drivetrain.lake.lake import Lake
 from drivetrain.types import DatasetInfo, DrivetrainError, FeatureStatistics, Observation, Spans, Step
-
-Act = Callable[[list[Observation], list[int]], list[np.ndarray]]
 
 CONSTANT = 1e-6
 """A dimension whose standard deviation is below this share of its largest magnitude has not changed."""
@@ -66,7 +64,10 @@ def open_loop_errors(
     training: statistics of the training actions.   Errors: shapes that differ, nothing valid, no dimension that moves.
     """
     n, _, width = demonstrated.shape
-    assert predicted.shape == demonstrated.shape and valid.shape == demonstrated.shape[:2], (predicted.shape, valid.shape)
+    assert predicted.shape == demonstrated.shape and valid.shape == demonstrated.shape[:2], (
+        predicted.shape,
+        valid.shape,
+    )
     assert state.shape[0] == n and len(action_names) == width, (state.shape, action_names)
     largest = np.maximum(np.abs(training.min), np.abs(training.max))
     moves = training.std > CONSTANT * np.maximum(largest, 1e-12)
@@ -90,44 +91,37 @@ def open_loop_errors(
         mean_action=float(np.nanmean(normalised(np.broadcast_to(training.mean, demonstrated.shape)))),
         repeat_state=held,
         per_dimension=dict(zip(moving, np.nanmean(errors, axis=(0, 1)).tolist(), strict=True)),
-        per_step=[float(np.nanmean(step)) for step, any_valid in zip(errors.swapaxes(0, 1), valid.any(0)) if any_valid],
+        per_step=np.nanmean(errors[:, valid.any(axis=0)], axis=(0, 2)).tolist(),
         left_out=[name for name, m in zip(action_names, moves, strict=True) if not m],
     )
 
 
 def open_loop(
-    act: Act,
-    lake: Lake,
-    dataset: DatasetInfo,
-    *,
-    held_out: int,
-    horizon: int,
-    samples: int = 256,
-    batch: int = 16,
-    seed: int = 0,
+    policy: ExportedPolicy, lake: Lake, *, held_out: int, samples: int = 256, batch: int = 16, seed: int = 0
 ) -> dict:
-    """Errors on the last `held_out` episodes of a data set of the lake, as a dict for JSON.
+    """Errors on the last `held_out` episodes of the policy's data set in the lake, as a dict for JSON.
 
-    At most `samples` steps are asked, evenly spread. The baselines use the statistics in `dataset`, which the policy
-    was trained with. Errors: the data set is not in the lake, or no episodes are held out.
+    At most `samples` steps are asked, evenly spread. The baselines use the statistics that the policy was trained with.
+    Errors: the data set is not in the lake, or no episodes are held out.
     """
     if held_out < 1:
         raise DrivetrainError("open-loop error needs episodes that were not trained on. Give --mixture.held-out 2.")
-    spans = lake.spans([dataset.name], held_out=held_out, only_held_out=True)
-    steps = _spread(lake, spans, horizon, samples)
+    info = policy.info
+    spans = lake.spans([info.name], held_out=held_out, only_held_out=True)
+    steps = _spread(lake, spans, policy.config.horizon, samples)
     predicted = []
     for start in range(0, len(steps), batch):
         asked = steps[start : start + batch]
-        observations = [_observation(step, dataset) for step in asked]
-        predicted += act(observations, [seed + start + i for i in range(len(asked))])
+        observations = [_observation(step, info) for step in asked]
+        predicted += policy.act(observations, [seed + start + i for i in range(len(asked))])
     errors = open_loop_errors(
-        np.stack(predicted)[:, :horizon],
+        np.stack(predicted),
         np.stack([s.actions for s in steps]),
         np.stack([s.valid for s in steps]),
         np.stack([s.state for s in steps]),
-        training=dataset.statistics["action"],
-        state_names=dataset.state_names,
-        action_names=dataset.action_names,
+        training=info.statistics["action"],
+        state_names=info.state_names,
+        action_names=info.action_names,
         episodes=len({s.episode for s in steps}),
     )
     return asdict(errors)
@@ -146,5 +140,5 @@ def _spread(lake: Lake, spans: Spans, horizon: int, samples: int) -> list[Step]:
 
 
 def _observation(step: Step, dataset: DatasetInfo) -> Observation:
-    images = {c: fit(decode_image(i), dataset.image_size) for c, i in zip(dataset.cameras, step.images, strict=True)}
+    images = {c: decode_image(i) for c, i in zip(dataset.cameras, step.images, strict=True)}
     return Observation(images, step.state, step.task)

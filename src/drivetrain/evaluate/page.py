@@ -106,7 +106,9 @@ def page(title: str, body: str) -> str:
 
 def cards(entries: list[tuple[str, str]]) -> str:
     """(value, what it is) as a row of tiles."""
-    tiles = "".join(f'<div class="card"><b>{escape(value)}</b><span>{escape(what)}</span></div>' for value, what in entries)
+    tiles = "".join(
+        f'<div class="card"><b>{escape(value)}</b><span>{escape(what)}</span></div>' for value, what in entries
+    )
     return f'<div class="cards">{tiles}</div>' if tiles else ""
 
 

@@ -63,7 +63,10 @@ def _strips(lake: Lake, info: DatasetInfo, first_row: int, length: int) -> str:
     pictures = lake.read(rows, ["images"])["images"].to_pylist()
     return "".join(
         '<div class="strip">'
-        + "".join(f'<img alt="{escape(camera)}, step {r - first_row}" src="{_uri(p[c])}">' for r, p in zip(rows, pictures, strict=True))
+        + "".join(
+            f'<img alt="{escape(camera)}, step {r - first_row}" src="{_uri(p[c])}">'
+            for r, p in zip(rows, pictures, strict=True)
+        )
         + "</div>"
         for c, camera in enumerate(info.cameras)
     )
