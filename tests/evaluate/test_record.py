@@ -50,12 +50,12 @@ def test_nothing_is_left_beside_the_data_set(recorded) -> None:
 
 def test_an_existing_folder_is_not_touched(recorded) -> None:
     out, _, _ = recorded
-    with pytest.raises(DrivetrainError, match="exists already.*rm -r"):
+    with pytest.raises(DrivetrainError, match=r"exists already.*rm -r"):
         record(SUITE, 1, out)
 
 
 def test_a_failing_recording_leaves_nothing(tmp_path) -> None:
-    with pytest.raises(DrivetrainError, match="initial state 1 failed.*exit code 7"):
+    with pytest.raises(DrivetrainError, match=r"initial state 1 failed.*exit code 7"):
         record("faulty_simulators:open_faulty/reach", 2, tmp_path / "d", image_size=64, progress=lambda line: None)
     assert list(tmp_path.iterdir()) == []
 

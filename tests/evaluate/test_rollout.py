@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from faulty_simulators import HANGS, PROCESS_DIES, RAISES
 
-from drivetrain.evaluate.results import EpisodeResult, read_results, success_text, wilson_interval, write_results
+from drivetrain.evaluate.results import EpisodeResult, read_results, success_text, wilson_interval
 from drivetrain.evaluate.rollout import chunk_seed, evaluate, replay
 from drivetrain.evaluate.simulator import open_simulator
 from drivetrain.types import DrivetrainError, Observation
@@ -57,7 +57,7 @@ def expert() -> dict[int, np.ndarray]:
 def test_the_experts_actions_succeed_through_the_whole_path(expert, tmp_path) -> None:
     still = {5: np.zeros((1, 4), np.float32)}
     policy = Recorded(expert | still)
-    results = evaluate(policy, SUITE, [3, 0, 5, 1], workers=2, videos_dir=tmp_path, videos_per_outcome=1, **SETTINGS)
+    results = evaluate(policy, SUITE, [3, 0, 5, 1], workers=2, out=tmp_path, videos_per_outcome=1, **SETTINGS)
     assert [r.state_id for r in results] == [3, 0, 5, 1]
     assert [r.outcome for r in results] == ["success", "success", "time-out", "success"]
     assert [r.steps for r in results] == [len(expert[3]), len(expert[0]), 80, len(expert[1])]
@@ -69,7 +69,6 @@ def test_the_experts_actions_succeed_through_the_whole_path(expert, tmp_path) ->
                 stream = container.streams.video[0]
                 assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
                 assert sum(1 for _ in container.decode(stream)) >= result.steps
-    write_results(tmp_path, results, seconds=2.0)
     assert read_results(tmp_path) == results
     overall = json.loads((tmp_path / "eval_info.json").read_text())["overall"]
     assert overall["pc_success"] == 75.0 and overall["n_episodes"] == 4 and len(overall["video_paths"]) == 2

@@ -1,68 +1,70 @@
-"""`drivetrain evaluate`: a checkpoint or policy folder in closed loop, from listed initial states."""
+"""`drivetrain evaluate`: success of a checkpoint in simulation."""
 
 from __future__ import annotations
 
-import sys
 import tempfile
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.checkpoint.export import ExportedPolicy, export
-from drivetrain.evaluate.results import count_successes, success_text, wilson_interval, write_results
+from drivetrain.evaluate.results import count_successes, success_text, wilson_interval
 from drivetrain.evaluate.rollout import evaluate
+from drivetrain.evaluate.simulator import check_suite
 
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What `evaluate_checkpoint` found. interval: bounds of the success rate, 95 %, Wilson."""
-
-    suite: str
-    successes: int
-    episodes: int
-    interval: tuple[float, float]
-    text: str
-    out: str
-    seconds: float
+MAX_STEPS = 150
 
 
 def evaluate_checkpoint(
     checkpoint: Path,
     suite: str,
     episodes: int,
-    *,
-    first_state: int,
     out: Path,
+    *,
+    first_state: int = 0,
     blind: bool = False,
-    max_steps: int = 150,
-    execute: int = 4,
-    seed: int = 0,
+    max_steps: int = MAX_STEPS,
+    execute: int = 0,
     workers: int = 2,
-) -> Evaluation:
-    """Run one episode from each initial state first_state .. first_state + episodes - 1; results and films go to `out`.
+    seed: int = 0,
+) -> dict:
+    """Evaluate a run, a checkpoint or an exported policy into the folder `out`; returns what `--json` prints.
 
-    checkpoint: a run's folder, one of its checkpoints, or an exported policy.
-    Raises what `ExportedPolicy` and `evaluate` raise.
+    execute: actions of a chunk that are carried out before the policy is asked again; 0 takes half of the chunk.
+    Images have the size at which the training data were stored. Errors: as in `evaluate`, and a folder without a policy.
     """
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as temporary:
-        is_policy = (checkpoint / "config.json").is_file()
-        policy = ExportedPolicy(checkpoint if is_policy else export(checkpoint, Path(temporary) / "policy"))
-        results = evaluate(
-            policy.act,
-            suite,
-            range(first_state, first_state + episodes),
-            max_steps=max_steps,
-            execute=execute,
-            image_size=policy.info.image_size,
-            workers=workers,
-            seed=seed,
-            videos_dir=out,
-            blind=blind,
-            progress=lambda line: print(line, file=sys.stderr, flush=True),
-        )
-    seconds = time.perf_counter() - began
-    write_results(out, results, seconds)
+    check_suite(suite)
+    policy = _load(checkpoint)
+    execute = execute or max(1, policy.config.horizon // 2)
+    states = range(first_state, first_state + episodes)
+    results = evaluate(
+        policy.act,
+        suite,
+        states,
+        max_steps=max_steps,
+        execute=execute,
+        image_size=policy.info.image_size,
+        workers=workers,
+        seed=seed,
+        out=out,
+        blind=blind,
+    )
     successes = count_successes(results)
-    interval, text = wilson_interval(successes, episodes), success_text(successes, episodes)
-    return Evaluation(suite, successes, episodes, interval, text, str(out), round(seconds, 1))
+    return {
+        "suite": suite,
+        "successes": successes,
+        "episodes": len(results),
+        "interval_95": list(wilson_interval(successes, len(results))),
+        "text": success_text(successes, len(results)),
+        "crashes": sum(r.outcome == "crash" for r in results),
+        "first_state": first_state,
+        "max_steps": max_steps,
+        "execute": execute,
+        "out": str(out),
+    }
+
+
+def _load(folder: Path) -> ExportedPolicy:
+    """The policy of an exported folder, or of a run or checkpoint, which is exported aside first."""
+    if (folder / "config.json").is_file():
+        return ExportedPolicy(folder)
+    with tempfile.TemporaryDirectory() as aside:
+        return ExportedPolicy(export(folder, Path(aside) / "policy"))

@@ -13,6 +13,7 @@ Conventions of the suite, fixed here once:
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import warnings
@@ -198,8 +199,7 @@ class _Picture:
     """
 
     def __init__(self, model: Any) -> None:
-        import mujoco
-
+        mujoco: Any = importlib.import_module("mujoco")  # after choose_renderer, which decides how it draws
         self._mujoco = mujoco
         self._drawn = 2 * SMALL_IMAGE
         _simplify_meshes(model)

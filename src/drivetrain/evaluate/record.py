@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from drivetrain.evaluate.simulator import Simulator, SuiteInfo, check_suite
-from drivetrain.evaluate.workers import Worker, WorkerError, await_ready, first_answers, spawn_workers
+from drivetrain.evaluate.workers import Worker, WorkerFailed, await_ready, first_answers, spawn_workers
 from drivetrain.types import DrivetrainError
 
 NOISE_CORRELATION = 0.9
@@ -191,7 +191,7 @@ def _demonstrations(
         for worker in first_answers([w for w in pool if w.job is not None]):
             try:
                 finished[worker.job] = worker.answer()
-            except WorkerError as failure:
+            except WorkerFailed as failure:
                 raise DrivetrainError(f"recording initial state {worker.job} failed: {failure}") from failure
             worker.job = None
         while due in finished:
@@ -201,7 +201,7 @@ def _demonstrations(
 
 def _create(folder: Path, name: str, info: SuiteInfo, image_size: int, max_steps: int) -> Any:
     """LeRobot's writer for a new data set in `folder`, without the chatter of the libraries below it."""
-    import av
+    import av.logging
     import datasets
     from lerobot.configs.video import RGBEncoderConfig
     from lerobot.datasets.lerobot_dataset import LeRobotDataset

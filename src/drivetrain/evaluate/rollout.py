@@ -17,10 +17,10 @@ from statistics import fmean
 
 import numpy as np
 
-from drivetrain.evaluate.results import EpisodeResult, Outcome, count_successes, success_text
+from drivetrain.evaluate.results import EpisodeResult, Outcome, count_successes, success_text, write_results
 from drivetrain.evaluate.simulator import Simulator, SuiteInfo, check_suite
 from drivetrain.evaluate.video import write_video
-from drivetrain.evaluate.workers import Worker, WorkerError, await_ready, first_answers, spawn_workers
+from drivetrain.evaluate.workers import Worker, WorkerFailed, await_ready, first_answers, spawn_workers
 from drivetrain.types import DrivetrainError, Observation
 
 Act = Callable[[list[Observation], list[int]], list[np.ndarray]]
@@ -74,7 +74,7 @@ def evaluate(
     image_size: int,
     workers: int = 2,
     seed: int = 0,
-    videos_dir: Path | None = None,
+    out: Path | None = None,
     videos_per_outcome: int = 2,
     blind: bool = False,
     step_seconds: float = 2.0,
@@ -83,12 +83,14 @@ def evaluate(
     """Run one episode from each initial state; the results in the order of `state_ids`.
 
     execute:      how many actions of a chunk are carried out before the policy is asked again.
-    image_size:   of the images the policy sees, square, in pixels.
+    image_size:   of the images the policy sees, square, in pixels: what its demonstrations were recorded at.
     blind:        the policy sees black images; a policy that does as well so has not learned to look.
-    videos_dir:   where videos of the first episodes of each outcome go, filmed afterwards by doing them again.
+    out:          folder for episodes.parquet, eval_info.json, and videos of the first episodes of each outcome, which are
+                  filmed afterwards by carrying out their actions again.
     step_seconds: a simulator that needs longer for a step, on average over a chunk, counts as crashed.
     Errors: unknown suite, repeated initial states, no picture can be drawn, chunks of a wrong shape or not finite.
     """
+    began = time.monotonic()
     check_suite(suite)
     _check_arguments(state_ids, max_steps, execute)
     pool = spawn_workers(suite, image_size, max(1, min(workers, len(state_ids))))
@@ -105,9 +107,11 @@ def evaluate(
                 so_far = [r for r, _ in finished.values()]
                 progress(f"  {len(so_far)} of {len(state_ids)} episodes, {count_successes(so_far)} succeeded")
         results = [finished[state_id][0] for state_id in state_ids]
-        if videos_dir is not None:
+        seconds = time.monotonic() - began
+        if out is not None:
             actions_of = {state_id: actions for state_id, (_, actions) in finished.items()}
-            results = _with_videos(pool, results, actions_of, videos_dir, videos_per_outcome, progress)
+            results = _with_videos(pool, results, actions_of, out, videos_per_outcome, progress)
+            write_results(out, results, seconds)
     finally:
         for worker in pool:
             worker.stop()
@@ -182,7 +186,7 @@ def _run_all(act: Act, info: SuiteInfo, pool: list[Worker], plan: _Plan) -> Iter
             episode: _Episode = worker.job
             try:
                 outcome = _take(worker.answer(), episode, plan.max_steps)
-            except WorkerError as failure:
+            except WorkerFailed as failure:
                 worker.job = None
                 yield episode, "crash", str(failure)
                 if not worker.process.is_alive():
@@ -263,12 +267,12 @@ def _with_videos(
     pool: list[Worker],
     results: list[EpisodeResult],
     actions_of: dict[int, np.ndarray],
-    videos_dir: Path,
+    folder: Path,
     videos_per_outcome: int,
     progress: Callable[[str], None],
 ) -> list[EpisodeResult]:
     """The results, the first few of each outcome with a video. A video that shows another ending is not kept."""
-    videos_dir.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     kept: dict[str, int] = defaultdict(int)
     filmed: dict[int, str] = {}
     chosen = []
@@ -282,17 +286,17 @@ def _with_videos(
                 worker.job = chosen.pop(0)
                 name = f"state-{worker.job.state_id:05d}-{worker.job.outcome}.mp4"
                 actions = actions_of[worker.job.state_id]
-                worker.start(replay, worker.job.state_id, actions, videos_dir / name, seconds=60.0 + len(actions))
+                worker.start(replay, worker.job.state_id, actions, folder / name, seconds=60.0 + len(actions))
         for worker in first_answers([w for w in pool if w.job is not None]):
             result, worker.job = worker.job, None
             name = f"state-{result.state_id:05d}-{result.outcome}.mp4"
             try:
                 agrees = worker.answer() == result.success
-            except WorkerError as failure:
+            except WorkerFailed as failure:
                 agrees = False
                 progress(f"  no video of initial state {result.state_id}: {str(failure).strip().splitlines()[-1]}")
             if agrees:
                 filmed[result.state_id] = name
             else:
-                (videos_dir / name).unlink(missing_ok=True)
+                (folder / name).unlink(missing_ok=True)
     return [replace(result, video=filmed.get(result.state_id, "")) for result in results]

@@ -18,19 +18,21 @@ def write_video(path: Path, pictures: Iterable[np.ndarray]) -> None:
     """Write uint8 [height, width, 3] pictures, at least one and of even size, as an MP4 file."""
     import av
 
-    options = {"crf": "26", "preset": "veryfast", "movflags": "+faststart"}
-    last = None
+    options = {"crf": "26", "preset": "veryfast"}
+    frame, count = None, 0
     with av.open(str(path), "w", options={"movflags": "+faststart"}) as container:
-        stream = None
+        stream = container.add_stream("libx264", rate=VIDEO_FPS, options=options)
+        stream.pix_fmt = "yuv420p"
         for picture in pictures:
-            if stream is None:
-                stream = container.add_stream("libx264", rate=VIDEO_FPS, options=options)
+            if frame is None:
                 stream.height, stream.width = picture.shape[:2]
-                stream.pix_fmt = "yuv420p"
-            last = av.VideoFrame.from_ndarray(picture, format="rgb24")
-            container.mux(stream.encode(last))
-        assert stream is not None and last is not None, "a video needs a picture"
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts = count
+            count += 1
+            container.mux(stream.encode(frame))
+        assert frame is not None, "a video needs a picture"
         for _ in range(HOLD_PICTURES):
-            last.pts = None
-            container.mux(stream.encode(last))
+            frame.pts = count
+            count += 1
+            container.mux(stream.encode(frame))
         container.mux(stream.encode())

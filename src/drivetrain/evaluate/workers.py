@@ -20,7 +20,7 @@ START_SECONDS = 180.0
 """How long a worker may take to import its simulator and draw one picture."""
 
 
-class WorkerError(Exception):
+class WorkerFailed(Exception):
     """A simulator raised, fell silent or lost its process; the message says which. It need not end the run."""
 
 
@@ -49,16 +49,16 @@ class Worker:
             self.connection.send((function, arguments))
 
     def answer(self) -> Any:
-        """What the job returned. Call when `first_answers` named this worker. Raises WorkerError."""
+        """What the job returned. Call when `first_answers` named this worker. Raises WorkerFailed."""
         if self.late:
-            raise WorkerError("the simulator fell silent, and its process was stopped")
+            raise WorkerFailed("the simulator fell silent, and its process was stopped")
         try:
             failed, value = self.connection.recv()
         except (EOFError, ConnectionResetError) as error:
             self.process.join(5)
-            raise WorkerError(f"the simulator's process ended with exit code {self.process.exitcode}") from error
+            raise WorkerFailed(f"the simulator's process ended with exit code {self.process.exitcode}") from error
         if failed:
-            raise WorkerError(value)
+            raise WorkerFailed(value)
         return value
 
     def stop(self) -> None:
@@ -92,7 +92,7 @@ def await_ready(workers: list[Worker]) -> SuiteInfo:
             raise AssertionError("unreachable: a worker answers, ends or is past its deadline")
         try:
             worker.info = worker.answer()
-        except WorkerError as failure:
+        except WorkerFailed as failure:
             for other in workers:
                 other.stop()
             raise DrivetrainError(f"the simulator drew no picture: {failure}\n{rendering_remedy()}") from failure
