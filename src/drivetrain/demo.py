@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 
-from drivetrain.checkpoint.export import ExportedPolicy, blind, export, write_policy
+from drivetrain.checkpoint.export import ExportedPolicy, export, write_policy
 from drivetrain.checkpoint.save import find
 from drivetrain.evaluate.open_loop import open_loop
 from drivetrain.evaluate.record import record
 from drivetrain.evaluate.report import write_report
-from drivetrain.evaluate.results import count_successes, success_text, write_results
+from drivetrain.evaluate.results import count_successes, success_text
 from drivetrain.evaluate.rollout import evaluate
 from drivetrain.lake.ingest import ingest
 from drivetrain.lake.lake import open_lake
@@ -145,27 +145,21 @@ def measure_in_simulation(out: Path, policy: Path, run: Run) -> dict:
         recipe=run.recipe,
         step=0,
     )
-    policies = {
-        "untrained": ExportedPolicy(untrained_folder).act,
-        "trained": trained.act,
-        "blind": blind(trained.act),
-    }
+    untrained = ExportedPolicy(untrained_folder)
     measured = {}
-    for name, act in policies.items():
-        folder = out / "evaluation" / name
-        started = time.perf_counter()
+    for name, measured_policy in {"untrained": untrained, "trained": trained, "blind": trained}.items():
         results = evaluate(
-            act,
+            measured_policy.act,
             SUITE,
             EVALUATION_STATES,
             max_steps=MAX_STEPS,
             execute=EXECUTE,
             image_size=trained.info.image_size,
-            videos_dir=folder,
+            blind=name == "blind",
+            out=out / "evaluation" / name,
             videos_per_outcome=1,
             progress=lambda line: None,
         )
-        write_results(folder, results, time.perf_counter() - started)
         measured[name] = {"successes": count_successes(results), "episodes": len(results)}
         say(f"    {name}: {success_text(**measured[name])}")
     return measured

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -114,13 +113,3 @@ class ExportedPolicy:
         with torch.inference_mode():
             chunks = self.model.act(pack(samples, shape).to(self.device)).cpu().numpy()
         return [self.processor.physical_actions(c, dataset=self.dataset) for c in chunks]
-
-
-def blind(act):
-    """The same policy shown black images: what it does without seeing."""
-
-    def act_blind(observations: Sequence[Observation], seeds: Sequence[int]) -> list[np.ndarray]:
-        dark = [replace(o, images={n: np.zeros_like(i) for n, i in o.images.items()}) for o in observations]
-        return act(dark, seeds)
-
-    return act_blind

@@ -45,12 +45,12 @@ def groot_demo() -> Run:
     return Run(
         recipe="groot_demo",
         policy=tiny(horizon=8),
-        steps=300,
-        batch=Batch(samples=64, packs=2, draws=4),
+        steps=500,
+        batch=Batch(samples=32, packs=2, draws=8),
         optimizer=Optimizer(learning_rate=1e-3, betas=(0.9, 0.95), weight_decay=1e-4, warmup_steps=30),
         precision="float32",
-        save_every=50,
-        log_every=10,
+        save_every=125,
+        log_every=20,
         workers=0,
         threads=1,
     )
