@@ -178,7 +178,9 @@ def test_fresh_slot_for_a_new_robot(model, tensors, tmp_path):
         if name.startswith(("state_encoder", "action_encoder", "action_decoder")):
             assert torch.equal(found[:2], stored[:2]), name
             assert name.endswith(".b") or not torch.equal(found[2], stored[2]), name
-            assert not found[2].any() if name.endswith(".b") else 0.01 < found[2].std() < 0.03, name
+            assert not found[2].any() if name.endswith(".b") else 0.7 < found[2].std() * len(found[2]) ** 0.5 < 1.3, (
+                name
+            )
         else:
             assert torch.equal(found, stored), name
     assert same(build(golden(), folder, fresh_slots=(2,), seed=1), fresh)
@@ -191,7 +193,7 @@ def test_other_action_and_state_widths(model, tensors, tmp_path):
         build(wider, folder)
     made, old = build(wider, folder, resize=True).state_dict(), model.state_dict()
     assert torch.equal(made["action_encoder.W1.W"][:, :7], old["action_encoder.W1.W"])
-    assert made["action_encoder.W1.W"][:, 7:].std() > 0.01
+    assert 0.7 < made["action_encoder.W1.W"][:, 7:].std() * 10**0.5 < 1.3
     assert torch.equal(made["action_decoder.layer2.W"][..., :7], old["action_decoder.layer2.W"])
     assert torch.equal(made["action_decoder.layer2.b"][:, :7], old["action_decoder.layer2.b"])
     assert not made["action_decoder.layer2.b"][:, 7:].any()

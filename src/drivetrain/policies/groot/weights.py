@@ -238,7 +238,8 @@ def _read(pieces: tuple[Part, ...], tensors: dict[str, _Stored]) -> Tensor:
 
 
 def _fresh(shape: Sequence[int], bias: bool, generator: torch.Generator) -> Tensor:
-    return torch.zeros(shape) if bias else torch.empty(shape).normal_(0.0, 0.02, generator=generator)
+    """As EmbodimentLinear starts: weights [..., in, out] of deviation 1/sqrt(in), biases 0."""
+    return torch.zeros(shape) if bias else torch.empty(shape).normal_(0.0, shape[-2] ** -0.5, generator=generator)
 
 
 def _resize(whole: Tensor, shape: torch.Size, bias: bool, generator: torch.Generator) -> Tensor:
