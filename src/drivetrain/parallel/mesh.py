@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.rendezvous import rendezvous
 
 from drivetrain.types import DrivetrainError
 
@@ -19,7 +20,8 @@ from drivetrain.types import DrivetrainError
 class World:
     """This process among the others.
 
-    mesh: two axes, `replicate` x `shard`: parameters are split along `shard` and copied along `replicate` (HSDP).
+    mesh: where parameters live. One axis, `shard`, or two, `replicate` x `shard`: split along the one, copied along the
+          other (HSDP).
     """
 
     rank: int
@@ -60,16 +62,30 @@ def world(shard: int = 0, threads: int = 0) -> Iterator[World]:
         torch.cuda.set_device(device)
     else:
         device, backend = torch.device("cpu"), "gloo"
-    if "RANK" in os.environ:
-        dist.init_process_group(backend)
-    else:
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    store, rank, size = _meeting_point()
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     try:
-        size = dist.get_world_size()
         shard = shard or size
         if size % shard:
             raise DrivetrainError(f"{size} processes cannot be split into groups of {shard}; change --shard.")
-        mesh = init_device_mesh(device.type, (size // shard, shard), mesh_dim_names=("replicate", "shard"))
-        yield World(dist.get_rank(), size, device, mesh)
+        axes = {"replicate": size // shard, "shard": shard}
+        if axes["replicate"] == 1:  # an axis of one would still cost a reduction of every gradient
+            del axes["replicate"]
+        mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+        yield World(rank, size, device, mesh)
     finally:
         dist.destroy_process_group()
+
+
+def _meeting_point() -> tuple[Store, int, int]:
+    """(store, rank, world size) as torchrun set them, or of a world of one.
+
+    On one node torchrun keeps one store over its restarts, so a restarted process would find the addresses of processes
+    that are gone. Every restart gets its own part of the store; on several nodes, restart counts may differ.
+    """
+    if "RANK" not in os.environ:
+        return HashStore(), 0, 1
+    store, rank, size = next(rendezvous("env://"))
+    if os.environ.get("LOCAL_WORLD_SIZE") == str(size):
+        store = PrefixStore(f"restart_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    return store, rank, size
