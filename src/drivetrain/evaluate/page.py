@@ -116,10 +116,11 @@ def cards(entries: list[tuple[str, str]]) -> str:
 
 def table(head: list[str], rows: list[list[str]], numeric: set[int] | frozenset[int] = frozenset()) -> str:
     """A table that scrolls sideways in itself. Cells are HTML, already escaped; `numeric` columns are set to the right."""
-    classes = ['class="n"' if i in numeric else 'class="word"' for i in range(len(head))]
-    top = "".join(f"<th {c if 'n' in c[7:9] else ''}>{escape(h)}</th>" for h, c in zip(head, classes, strict=True))
+    classes = ["n" if i in numeric else "word" for i in range(len(head))]
+    top = "".join(f'<th class="{c}">{escape(h)}</th>' for h, c in zip(head, classes, strict=True))
     lines = "".join(
-        "<tr>" + "".join(f"<td {c}>{cell}</td>" for cell, c in zip(row, classes, strict=True)) + "</tr>" for row in rows
+        "<tr>" + "".join(f'<td class="{c}">{cell}</td>' for cell, c in zip(row, classes, strict=True)) + "</tr>"
+        for row in rows
     )
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>'
 
