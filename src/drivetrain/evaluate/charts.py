@@ -14,7 +14,7 @@ from html import escape
 import numpy as np
 
 WIDTH, HEIGHT = 420, 232
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 14, 40
+LEFT, RIGHT, TOP, BOTTOM = 56, 20, 14, 40
 MOST_POINTS = 600
 
 

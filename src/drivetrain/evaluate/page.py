@@ -27,6 +27,7 @@ p { margin: 4px 0 16px; max-width: 72ch; }
 .card b { display: block; font-size: 1.25rem; font-weight: 650; font-variant-numeric: tabular-nums; line-height: 1.3; }
 .card span { color: var(--soft); font-size: 0.85rem; }
 .grid { display: grid; gap: 16px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); }
+@media (min-width: 900px) { .grid.uneven { grid-template-columns: minmax(300px, 2fr) 3fr; } }
 .films { display: grid; gap: 16px; grid-template-columns: repeat(auto-fill, minmax(min(46%, 210px), 1fr)); }
 figure { margin: 0; padding: 12px 14px; min-width: 0; }
 figcaption { font-size: 0.86rem; display: flex; flex-wrap: wrap; gap: 2px 14px; align-items: baseline; }
@@ -48,7 +49,8 @@ rect.c1, .area.c1 { fill: var(--c1); } rect.c2, .area.c2 { fill: var(--c2); } .a
 .key i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 5px; background: var(--c1); }
 .key i.c2 { background: var(--c2); } .key i.c3 { background: var(--c3); } .key i.faint { opacity: 0.35; }
 .readout { display: block; min-height: 1.3em; font-size: 0.8rem; color: var(--soft); font-variant-numeric: tabular-nums; }
-.bars { display: grid; gap: 18px; padding: 18px; }
+.bars { display: grid; gap: 18px; padding: 18px; } .bars .name b { display: inline; font-size: inherit; }
+.bars .name span { color: inherit; font-size: inherit; } .bars .name .soft { color: var(--soft); }
 .bars .name { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 0 16px; font-size: 0.92rem; }
 .track { position: relative; height: 20px; margin-top: 5px; border-radius: 5px; background: var(--line); }
 .track .fill { height: 100%; border-radius: 5px; background: var(--c1); } .other .fill { background: var(--soft); opacity: 0.6; }
@@ -60,7 +62,7 @@ rect.c1, .area.c1 { fill: var(--c1); } rect.c2, .area.c2 { fill: var(--c2); } .a
 table { border-collapse: collapse; width: 100%; font-size: 0.86rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 6px 14px; border-bottom: 1px solid var(--line); vertical-align: middle; }
 th { font-weight: 600; color: var(--soft); white-space: nowrap; } tr:last-child td { border-bottom: 0; }
-td.n, th.n { text-align: right; } td.word { word-break: break-word; min-width: 9em; }
+td.n, th.n { text-align: right; } td.word { overflow-wrap: break-word; }
 .spark { width: 110px; height: 24px; display: block; }
 details { margin: 8px 0 20px; } summary { cursor: pointer; color: var(--soft); }
 code { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 0.92em; }
@@ -114,10 +116,11 @@ def cards(entries: list[tuple[str, str]]) -> str:
 
 def table(head: list[str], rows: list[list[str]], numeric: set[int] | frozenset[int] = frozenset()) -> str:
     """A table that scrolls sideways in itself. Cells are HTML, already escaped; `numeric` columns are set to the right."""
-    classes = ['class="n"' if i in numeric else 'class="word"' for i in range(len(head))]
-    top = "".join(f"<th {c if 'n' in c[7:9] else ''}>{escape(h)}</th>" for h, c in zip(head, classes, strict=True))
+    classes = ["n" if i in numeric else "word" for i in range(len(head))]
+    top = "".join(f'<th class="{c}">{escape(h)}</th>' for h, c in zip(head, classes, strict=True))
     lines = "".join(
-        "<tr>" + "".join(f"<td {c}>{cell}</td>" for cell, c in zip(row, classes, strict=True)) + "</tr>" for row in rows
+        "<tr>" + "".join(f'<td class="{c}">{cell}</td>' for cell, c in zip(row, classes, strict=True)) + "</tr>"
+        for row in rows
     )
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>'
 

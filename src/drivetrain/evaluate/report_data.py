@@ -53,7 +53,7 @@ def _dataset(lake: Lake, info: DatasetInfo) -> str:
         title
         + cards(facts)
         + f"<h3>One episode from start to end</h3>{_strips(lake, info, int(first_rows[0]), int(lengths[0]))}"
-        + f'<div class="grid"><div>{lengths_chart}</div>{_distributions(lake, info, first_rows, lengths)}</div>'
+        + f'<div class="grid uneven"><div>{lengths_chart}</div>{_distributions(lake, info, first_rows, lengths)}</div>'
     )
 
 

@@ -50,7 +50,7 @@ def _numbers(results: list[EpisodeResult]) -> list[str]:
 def films(evaluations: dict[str, tuple[Path, list[EpisodeResult]]]) -> str:
     """The videos of all evaluations, inside the page. Trained successes play by themselves; the others on a click."""
     shown, bytes_left = [], MOST_VIDEO_BYTES
-    for name, (folder, results) in evaluations.items():
+    for name, (folder, results) in sorted(evaluations.items(), key=lambda item: item[0] in NOTES):
         for result in results:
             file = folder / result.video
             if not result.video or not file.is_file() or file.stat().st_size > bytes_left:
