@@ -202,7 +202,7 @@ def dataset_row(source: Source, image_size: int, episodes: int, sketches: dict[s
         "fps": source.fps,
         "cameras": [c.name for c in source.cameras],
         "image_size": image_size,
-        "image_encoding": f"JPEG, quality {JPEG_QUALITY}",
+        "image_encoding": f"JPEG, quality {JPEG_QUALITY}, 4:4:4",
         "state_names": list(source.state_names),
         "action_names": list(source.action_names),
         "episodes": episodes,

@@ -11,7 +11,7 @@ import io
 import numpy as np
 from PIL import Image
 
-JPEG_QUALITY = 92
+JPEG_QUALITY = 90  # with full colour resolution: docs/decisions/image-encoding.md
 
 
 def fit_image(image: np.ndarray, size: int) -> np.ndarray:
@@ -35,7 +35,7 @@ def fit_image(image: np.ndarray, size: int) -> np.ndarray:
 def encode_image(image: np.ndarray) -> bytes:
     """uint8 [height, width, 3] -> a JPEG file."""
     file = io.BytesIO()
-    Image.fromarray(image).save(file, "JPEG", quality=JPEG_QUALITY)
+    Image.fromarray(image).save(file, "JPEG", quality=JPEG_QUALITY, subsampling="4:4:4")
     return file.getvalue()
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from drivetrain.lake.episode import Done, Work, ingest_episodes
 from drivetrain.lake.rows import refuse
@@ -17,6 +19,7 @@ from drivetrain.types import DrivetrainError
 
 OBJECT_STORE_BYTES = 100_000_000  # tasks return metadata only
 START_ATTEMPTS = 3  # a busy machine makes Ray miss its own deadlines
+QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 RETRIES = 4  # of a task whose worker or node was lost
 
 type Run = Callable[[list[Work]], Iterator[Done]]
@@ -93,34 +96,49 @@ def ray_at(address: str | None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    for attempt in range(START_ATTEMPTS):
-        try:
-            with warnings.catch_warnings():  # Ray forks only to replace the copy by another program at once
-                warnings.filterwarnings("ignore", message="lance is not fork-safe")
-                if address and address != "local":
-                    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-                else:
-                    ray.init(
-                        address="local",
-                        include_dashboard=False,
-                        object_store_memory=OBJECT_STORE_BYTES,
-                        log_to_driver=False,
-                        logging_level=logging.ERROR,
-                    )
-            break
-        except Exception as error:  # Ray raises plain Exception where its processes start too slowly
-            ray.shutdown()
-            if attempt + 1 == START_ATTEMPTS:
-                where = f"reached at {address}" if address else "started"
-                raise DrivetrainError(
-                    f"Ray cannot be {where}: {last_line(error)}. "
-                    "Check the address, or leave it out to work on this machine."
-                ) from error
-            time.sleep(2.0)
+    with warnings.catch_warnings():  # Ray forks only to replace the copy by another program at once
+        warnings.filterwarnings("ignore", message="lance is not fork-safe")
+        if address and address != "local":
+            _connect(address)
+        else:
+            _start()
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _connect(address: str) -> None:
+    """Ray itself waits for minutes where nobody answers, so the port is tried first."""
+    import ray
+
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        if port.isdigit():
+            socket.create_connection((host, int(port)), timeout=10).close()
+        ray.init(address=address, **QUIET)
+    except Exception as error:
+        ray.shutdown()
+        raise DrivetrainError(
+            f"Ray cannot be reached at {address}: {last_line(error)}. "
+            "Check the address, or leave it out to work on this machine."
+        ) from error
+
+
+def _start() -> None:
+    import ray
+
+    for attempt in range(START_ATTEMPTS):
+        try:
+            ray.init(address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **QUIET)
+            return
+        except Exception as error:  # Ray raises plain Exception where its own processes start too slowly
+            ray.shutdown()
+            if attempt + 1 == START_ATTEMPTS:
+                raise DrivetrainError(
+                    f"Ray cannot be started: {last_line(error)}. Close other programs, or give --ray-address."
+                ) from error
+            time.sleep(2.0)
 
 
 def last_line(error: Exception) -> str:
