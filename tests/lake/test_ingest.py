@@ -219,3 +219,40 @@ def test_another_data_set_of_the_same_name_is_refused(both: Lake, tmp_path: Path
     with pytest.raises(DrivetrainError, match=r"image_size = 96; now it is 64"):
         ingest([both.datasets["tiny21"].source], both.uri, image_size=64)
     assert open_lake(both.uri).version == both.version
+
+
+FULL = """
+import resource, sys
+from drivetrain.lake.ingest import ingest
+from drivetrain.types import DrivetrainError
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    ingest([sys.argv[1]], sys.argv[2], image_size=64)
+except DrivetrainError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_is_named_and_costs_nothing(tiny30: Path, tmp_path: Path) -> None:
+    """A limit on the size of files stands for the full disk: both make a write fail half-way."""
+    lake = str(tmp_path / "lake")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore"}
+    failed = subprocess.run(
+        [sys.executable, "-c", FULL, str(tiny30), lake], env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert f"the lake {lake} cannot be written" in failed.stdout, failed
+    with pytest.raises(DrivetrainError, match="nothing was ingested yet"):
+        open_lake(lake)
+    assert ingest([str(tiny30)], lake, image_size=64).sources[0].added_episodes == 12
+    check_alignment(open_lake(lake), "tiny30", Tiny(), every=20)
+
+
+def test_a_fault_of_the_program_is_not_taken_for_one_of_the_disk(
+    tiny30: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("drivetrain.lake.episode.encode_image", broken)
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        ingest([str(tiny30)], str(tmp_path / "lake"), image_size=64)

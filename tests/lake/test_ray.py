@@ -51,6 +51,7 @@ def crashing(episode: int) -> Callable[[Work], Done]:
     return work_or_crash
 
 
+@pytest.mark.slow
 def test_an_episode_that_kills_its_worker_is_refused_and_the_rest_goes_on(
     ray_session: str, tiny30: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,8 @@ def through_ray(pieces: list[Work], function: Callable[[Work], Done] = ingest_ep
             except WorkerCrashedError:
                 yield from _one_by_one(piece, remote)
             except RayError as error:
+                if isinstance(getattr(error, "cause", None), DrivetrainError):
+                    raise error.cause from None  # type: ignore[attr-defined]
                 numbers = f"{piece.episodes[0].index} to {piece.episodes[-1].index}"
                 raise DrivetrainError(
                     f"{piece.source.folder.uri}: the worker of episodes {numbers} failed: {last_line(error)}. "

@@ -13,7 +13,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 import lance
@@ -187,9 +187,29 @@ def table_files(table: lance.LanceDataset) -> set[str]:
 
 
 def write_rows(lake: Folder, name: str, batches: Iterable[pa.RecordBatch]) -> list[str]:
-    """Write rows as files of the table, which nobody sees yet; returns the fragments as JSON, for `append`."""
-    reader = pa.RecordBatchReader.from_batches(SCHEMAS[name], batches)
-    fragments = write_fragments(reader, table_uri(lake, name), mode="append", storage_options=storage(lake))
+    """Write rows as files of the table, which nobody sees yet; returns the fragments as JSON, for `append`.
+
+    What goes wrong in `batches` is raised as it is; a fault of the storage is a DrivetrainError.
+    """
+    faults: list[Exception] = []
+
+    def watched() -> Iterator[pa.RecordBatch]:
+        try:
+            yield from batches
+        except Exception as error:  # Arrow would hand it on as an OSError without its type
+            faults.append(error)
+            raise
+
+    reader = pa.RecordBatchReader.from_batches(SCHEMAS[name], watched())
+    try:
+        fragments = write_fragments(reader, table_uri(lake, name), mode="append", storage_options=storage(lake))
+    except (OSError, RuntimeError, ValueError) as error:
+        if faults:
+            raise faults[0] from None
+        raise DrivetrainError(
+            f"the lake {lake.uri} cannot be written: {str(error).splitlines()[0]}. Free space or correct the access; "
+            "what was committed before is safe, and the same command goes on from there."
+        ) from None
     assert isinstance(fragments, list)
     return [json.dumps(f.to_json()) for f in fragments]
 
