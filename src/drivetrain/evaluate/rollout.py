@@ -190,7 +190,7 @@ def _run_all(act: Act, info: SuiteInfo, pool: list[Worker], plan: _Plan) -> Iter
                 worker.job = None
                 yield episode, "crash", str(failure)
                 if not worker.process.is_alive():
-                    pool[pool.index(worker)] = _replacement(worker, info)
+                    pool[pool.index(worker)] = _replacement(worker)
                 continue
             if outcome is None:
                 asking.append(worker)
@@ -242,9 +242,10 @@ def _ask(act: Act, info: SuiteInfo, episodes: list[_Episode], plan: _Plan) -> No
         episode.chunk += 1
 
 
-def _replacement(worker: Worker, info: SuiteInfo) -> Worker:
+def _replacement(worker: Worker) -> Worker:
+    """A new worker for the suite as it was named, which a simulator of one's own need not repeat in its `info`."""
     worker.stop()
-    (fresh,) = spawn_workers(info.suite, worker.image_size, 1)
+    (fresh,) = spawn_workers(worker.suite, worker.image_size, 1)
     await_ready([fresh])
     return fresh
 

@@ -35,6 +35,7 @@ class Worker:
 
     process: BaseProcess
     connection: Connection
+    suite: str
     image_size: int
     info: SuiteInfo | None = None
     deadline: float = 0.0
@@ -81,7 +82,7 @@ def spawn_workers(suite: str, image_size: int, count: int) -> list[Worker]:
         process = context.Process(target=_serve, args=(there, suite, image_size), daemon=True)
         process.start()
         there.close()
-        workers.append(Worker(process, here, image_size, deadline=time.monotonic() + START_SECONDS))
+        workers.append(Worker(process, here, suite, image_size, deadline=time.monotonic() + START_SECONDS))
     return workers
 
 
