@@ -20,8 +20,9 @@ from drivetrain.evaluate.record import record
 from drivetrain.evaluate.report import write_report
 from drivetrain.evaluate.results import count_successes, success_text
 from drivetrain.evaluate.rollout import evaluate
-from drivetrain.lake.ingest import ingest
+from drivetrain.lake.ingest import Progress, ingest
 from drivetrain.lake.lake import open_lake
+from drivetrain.lake.sources import read_source
 from drivetrain.policies import make_model
 from drivetrain.recipes.groot import groot_demo
 from drivetrain.run import Run, read_run
@@ -42,16 +43,19 @@ def demo(out: Path, *, dataset: Path | None = None, seed: int = 0) -> dict:
     dataset: a LeRobot folder to train on instead of recording one; it is measured open loop on held-out episodes.
     """
     started = time.perf_counter()
+    image_size = groot_demo().policy.vision.image_size
     if out.exists() and any(out.iterdir()):
         raise DrivetrainError(f"{out} is not empty. Remove it, or give another --out.")
+    if dataset is not None:
+        read_source(str(dataset))  # raises what is wrong with it before anything is written
     out.mkdir(parents=True, exist_ok=True)
     source = dataset
     if source is None:
         say(f"1/5 record: {EPISODES} scripted demonstrations of {SUITE}")
         source = out / "dataset"
-        record(SUITE, EPISODES, source, image_size=groot_demo().policy.vision.image_size, seed=seed)
+        record(SUITE, EPISODES, source, image_size=image_size, seed=seed, progress=lambda line: say(f"  {line}"))
     say(f"2/5 ingest: {source} into a lake")
-    ingest([str(source)], str(out / "lake"), image_size=groot_demo().policy.vision.image_size)
+    ingest([str(source)], str(out / "lake"), image_size=image_size, ray_address="local", progress=say_ingested)
 
     say(f"3/5 train: {PROCESSES} processes, one of them killed half-way")
     resumed_at = train_with_a_kill(out, seed, held_out=HELD_OUT if dataset else 0)
@@ -170,6 +174,11 @@ def measure_open_loop(out: Path, policy: Path) -> dict:
     errors = open_loop(ExportedPolicy(policy), open_lake(str(out / "lake")), held_out=HELD_OUT)
     (out / "open_loop.json").write_text(json.dumps(errors, indent=2))
     return {"open_loop": errors}
+
+
+def say_ingested(progress: Progress) -> None:
+    if progress.done % 10 == 0 or progress.done == progress.episodes:
+        say(f"    {progress.done} of {progress.episodes} episodes, {progress.steps} steps, {progress.seconds:.0f} s")
 
 
 def say(line: str) -> None:

@@ -14,5 +14,7 @@ TWO = Tiny(lengths=(18, 9, 11))
 @pytest.fixture(scope="session")
 def watermarked_lake(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("watermarked")
-    ingest([str(write_v21(folder / "one", ONE)), str(write_v30(folder / "two", TWO))], str(folder / "lake"), image_size=64)
+    ingest(
+        [str(write_v21(folder / "one", ONE)), str(write_v30(folder / "two", TWO))], str(folder / "lake"), image_size=64
+    )
     return folder / "lake"
