@@ -88,9 +88,9 @@ class GrootConfig:
 def tiny(horizon: int = 16) -> GrootConfig:
     """The same architecture at 1.8 million parameters, all of them trained, for a CPU: 64-pixel images, text as bytes."""
     return GrootConfig(
-        vision=VisionConfig(image_size=64, patch_size=8, layers=3, width=96, heads=3, mlp=192),
+        vision=VisionConfig(image_size=64, patch_size=16, layers=3, width=96, heads=3, mlp=192),
         language=LanguageConfig(
-            layers=1,
+            layers=2,
             width=96,
             heads=3,
             kv_heads=1,
