@@ -7,12 +7,15 @@ import pickle
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from fixtures import Tiny, action_rows, read_full_watermark, state_rows, write_v21
 
+from drivetrain.lake import lake as lake_module
 from drivetrain.lake.images import decode_image
 from drivetrain.lake.ingest import ingest
 from drivetrain.lake.lake import Lake, open_lake
@@ -110,6 +113,36 @@ def test_spans_leave_out_the_held_out_episodes(both: Lake) -> None:
         both.spans(held_out=12)
     with pytest.raises(DrivetrainError, match=r"no data set 'third'.*tiny21, second"):
         both.spans(["third"])
+
+
+def test_millions_of_episodes_open_in_seconds() -> None:
+    """10^9 steps in 3 million episodes: arithmetic on arrays, right to the last row."""
+    n = 3_000_000
+    length = 300 + np.arange(n) % 67
+    spans = pa.StructArray.from_arrays(
+        [pa.array(["a", "b", "c"]).take(pa.array(np.arange(2 * n) % 3)), pa.array(np.zeros(2 * n, np.int64)),
+         pa.array(np.repeat(length, 2))], ["task", "start", "length"],
+    )  # fmt: skip
+    table = pa.table(
+        {
+            "dataset": pa.DictionaryArray.from_arrays(pa.array(np.arange(n) // (n // 2)), ["x", "y"]).cast(pa.string()),
+            "episode": np.arange(n) % (n // 2),
+            "length": length,
+            "spans": pa.ListArray.from_arrays(pa.array(np.arange(n + 1, dtype=np.int32) * 2), spans),
+        }
+    )
+    started = time.perf_counter()
+    index = lake_module._episode_index(table)
+    found = lake_module._spans(["y", "x"], [np.arange(n // 2, n), np.arange(n // 2)], index)
+    assert time.perf_counter() - started < 30
+    assert found.tasks == ("a", "b", "c") and len(found.length) == 2 * n
+    assert found.first_row[0] == length[: n // 2].sum() and found.last_row[n - 1] == length.sum() - 1
+    assert (found.dataset[0], found.dataset[-1], found.episode[0], found.episode[-1]) == (0, 1, 0, n // 2 - 1)
+    assert all(
+        getattr(found, f).dtype == np.int64 for f in ("dataset", "task", "episode", "first_row", "length", "last_row")
+    )
+    with_a_gap = lake_module._spans(["x"], [np.array([2, 0])], index)
+    assert with_a_gap.first_row.tolist() == [601, 601, 0, 0] and with_a_gap.tasks == ("b", "c", "a")
 
 
 def test_a_pickled_lake_reads_the_same_version(both: Lake) -> None:
