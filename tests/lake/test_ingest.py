@@ -232,6 +232,26 @@ def test_a_source_that_is_none_leaves_nothing_behind(tmp_path: Path, tiny21: Pat
     assert not lake.exists()
 
 
+def test_what_a_kill_left_of_a_table_is_not_in_the_way(tmp_path: Path, tiny21: Path) -> None:
+    (tmp_path / "lake/steps.lance/data").mkdir(parents=True)
+    (tmp_path / "lake/steps.lance/data/half.lance").write_bytes(b"half")
+    (tmp_path / "lake/versions").mkdir()
+    (tmp_path / "lake/versions/0000000001.json.1234.tmp").write_bytes(b"{")
+    report = ingest([str(tiny21)], str(tmp_path / "lake"), image_size=64)
+    assert report.sources[0].added_episodes == 12
+    assert "tiny21: 12 episodes (240 steps) added, 0 there already, 0 refused" in str(report)
+    check_alignment(open_lake(str(tmp_path / "lake")), "tiny21", Tiny(), every=20)
+
+
+def test_an_address_of_an_unknown_kind_is_named(tmp_path: Path, tiny21: Path) -> None:
+    with pytest.raises(DrivetrainError, match=r"foo://bar cannot be read: .*Check the address"):
+        ingest(["foo://bar"], str(tmp_path / "lake"))
+    with pytest.raises(DrivetrainError, match=r"the lake foo://bar cannot be read: .*Check the address"):
+        ingest([str(tiny21)], "foo://bar")
+    with pytest.raises(DrivetrainError, match=r"the lake foo://bar cannot be read"):
+        open_lake("foo://bar")
+
+
 def test_a_lake_that_cannot_be_written_is_named(tmp_path: Path, tiny21: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DrivetrainError, match=r"cannot be written"):

@@ -119,9 +119,11 @@ def open_lake(uri: str, version: int | None = None) -> Lake:
     folder = folder_of(uri)
     try:
         manifest = read_manifest(folder, version)
-    except OSError as error:
+    except DrivetrainError:
+        raise
+    except Exception as error:  # every kind of storage has errors of its own
         raise DrivetrainError(
-            f"the lake {folder.uri} cannot be read: {error}. Check the address and the access."
+            f"the lake {folder.uri} cannot be read: {error}. Check the address and your access."
         ) from None
     if manifest is None:
         raise DrivetrainError(
