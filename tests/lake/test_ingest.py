@@ -7,12 +7,15 @@ import pickle
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from fixtures import Tiny, action_rows, read_full_watermark, state_rows, write_v21
 
+from drivetrain.lake import lake as lake_module
 from drivetrain.lake.images import decode_image
 from drivetrain.lake.ingest import ingest
 from drivetrain.lake.lake import Lake, open_lake
@@ -112,6 +115,36 @@ def test_spans_leave_out_the_held_out_episodes(both: Lake) -> None:
         both.spans(["third"])
 
 
+def test_millions_of_episodes_open_in_seconds() -> None:
+    """10^9 steps in 3 million episodes: arithmetic on arrays, right to the last row."""
+    n = 3_000_000
+    length = 300 + np.arange(n) % 67
+    spans = pa.StructArray.from_arrays(
+        [pa.array(["a", "b", "c"]).take(pa.array(np.arange(2 * n) % 3)), pa.array(np.zeros(2 * n, np.int64)),
+         pa.array(np.repeat(length, 2))], ["task", "start", "length"],
+    )  # fmt: skip
+    table = pa.table(
+        {
+            "dataset": pa.DictionaryArray.from_arrays(pa.array(np.arange(n) // (n // 2)), ["x", "y"]).cast(pa.string()),
+            "episode": np.arange(n) % (n // 2),
+            "length": length,
+            "spans": pa.ListArray.from_arrays(pa.array(np.arange(n + 1, dtype=np.int32) * 2), spans),
+        }
+    )
+    started = time.perf_counter()
+    index = lake_module._episode_index(table)
+    found = lake_module._spans(["y", "x"], [np.arange(n // 2, n), np.arange(n // 2)], index)
+    assert time.perf_counter() - started < 30
+    assert found.tasks == ("a", "b", "c") and len(found.length) == 2 * n
+    assert found.first_row[0] == length[: n // 2].sum() and found.last_row[n - 1] == length.sum() - 1
+    assert (found.dataset[0], found.dataset[-1], found.episode[0], found.episode[-1]) == (0, 1, 0, n // 2 - 1)
+    assert all(
+        getattr(found, f).dtype == np.int64 for f in ("dataset", "task", "episode", "first_row", "length", "last_row")
+    )
+    with_a_gap = lake_module._spans(["x"], [np.array([2, 0])], index)
+    assert with_a_gap.first_row.tolist() == [601, 601, 0, 0] and with_a_gap.tasks == ("b", "c", "a")
+
+
 def test_a_pickled_lake_reads_the_same_version(both: Lake) -> None:
     copy = pickle.loads(pickle.dumps(both))
     assert copy.version == both.version
@@ -197,6 +230,26 @@ def test_a_source_that_is_none_leaves_nothing_behind(tmp_path: Path, tiny21: Pat
     with pytest.raises(DrivetrainError, match=r"hf://datasets/lerobot/pusht"):
         ingest(["lerobot/pusht"], str(lake))
     assert not lake.exists()
+
+
+def test_what_a_kill_left_of_a_table_is_not_in_the_way(tmp_path: Path, tiny21: Path) -> None:
+    (tmp_path / "lake/steps.lance/data").mkdir(parents=True)
+    (tmp_path / "lake/steps.lance/data/half.lance").write_bytes(b"half")
+    (tmp_path / "lake/versions").mkdir()
+    (tmp_path / "lake/versions/0000000001.json.1234.tmp").write_bytes(b"{")
+    report = ingest([str(tiny21)], str(tmp_path / "lake"), image_size=64)
+    assert report.sources[0].added_episodes == 12
+    assert "tiny21: 12 episodes (240 steps) added, 0 there already, 0 refused" in str(report)
+    check_alignment(open_lake(str(tmp_path / "lake")), "tiny21", Tiny(), every=20)
+
+
+def test_an_address_of_an_unknown_kind_is_named(tmp_path: Path, tiny21: Path) -> None:
+    with pytest.raises(DrivetrainError, match=r"foo://bar cannot be read: .*Check the address"):
+        ingest(["foo://bar"], str(tmp_path / "lake"))
+    with pytest.raises(DrivetrainError, match=r"the lake foo://bar cannot be read: .*Check the address"):
+        ingest([str(tiny21)], "foo://bar")
+    with pytest.raises(DrivetrainError, match=r"the lake foo://bar cannot be read"):
+        open_lake("foo://bar")
 
 
 def test_a_lake_that_cannot_be_written_is_named(tmp_path: Path, tiny21: Path) -> None:

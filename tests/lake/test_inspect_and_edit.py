@@ -261,3 +261,6 @@ def test_a_source_without_one_good_episode_leaves_its_quarantine(tmp_path: Path)
     report = ingest([str(folder)], str(tmp_path / "lake"), image_size=64)
     assert report.sources[0].added_episodes == 0 and report.sources[0].quarantined == 1
     assert open_lake(str(tmp_path / "lake")).table("quarantine").count_rows() == 1
+    with pytest.raises(DrivetrainError, match=r"holds no good episode. Type: drivetrain inspect"):
+        open_lake(str(tmp_path / "lake")).spans()
+    assert "1 fault(s)" in str(inspect(str(tmp_path / "lake")))

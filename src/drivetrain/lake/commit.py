@@ -42,7 +42,12 @@ SKETCHES = {STATE: "state_sketch", ACTION: "action_sketch"}
 
 def check_compatible(lake: Folder, sources: list[Source], image_size: int) -> None:
     """Raise DrivetrainError where the lake has another data set of a source's name, or another shape of the same."""
-    manifest = read_manifest(lake)
+    try:
+        manifest = read_manifest(lake)
+    except Exception as error:  # every kind of storage has errors of its own
+        raise DrivetrainError(
+            f"the lake {lake.uri} cannot be read: {error}. Check the address and your access."
+        ) from None
     known = Lake(lake, manifest).datasets if manifest else {}
     for source in sources:
         if source.name not in known:

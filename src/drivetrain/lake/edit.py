@@ -157,7 +157,8 @@ def _delete_unnamed(folder: Folder, inside: str, named: set[str], min_age_second
     freed = 0
     if not folder.exists(inside):
         return freed
-    for path, entry in folder.fs.find(folder.path(inside), detail=True).items():
+    files: dict[str, dict] = folder.fs.find(folder.path(inside), detail=True)  # type: ignore[assignment]
+    for path, entry in files.items():
         changed = entry.get("mtime") or entry.get("LastModified") or time.time()
         age = time.time() - (changed if isinstance(changed, int | float) else changed.timestamp())
         if path.rsplit("/", 1)[-1] not in named and age >= min_age_seconds:

@@ -26,7 +26,7 @@ from drivetrain.lake.tables import create_tables
 from drivetrain.types import DrivetrainError
 
 COMMIT_SECONDS = 20.0  # what a killed ingest loses at most
-MAX_TASK_ROWS = 32768  # also the size of a fragment
+MAX_TASK_ROWS = 16384  # also the size of a fragment
 MIN_TASK_ROWS = 128
 SMALL_PIXELS = 500e6  # about ten seconds on one core, which is what starting Ray and its workers takes
 
@@ -53,6 +53,15 @@ class IngestReport:
     sources: tuple[SourceReport, ...]
     findings: tuple[Finding, ...]
     seconds: float
+
+    def __str__(self) -> str:
+        lines = [f"{self.lake}, version {self.version}, in {self.seconds:.1f} s"]
+        for s in self.sources:
+            lines.append(
+                f"{s.dataset}: {s.added_episodes} episodes ({s.added_steps} steps) added, "
+                f"{s.already} there already, {s.quarantined} refused"
+            )
+        return "\n".join([*lines, *(f"{f.severity}: {f}" for f in self.findings)])
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import av
+import av.error
 import numpy as np
 
 from drivetrain.lake.findings import Finding, RefusedError
@@ -160,11 +161,11 @@ def check_video_headers(source: Source, episode: EpisodeSource) -> None:
     for camera in source.cameras:
         if not camera.video:
             continue
-        video = episode.videos[camera.name]
+        video, frames = episode.videos[camera.name], 0
         try:
             with source.folder.open(video.file) as data, av.open(data, mode="r") as container:
                 frames = container.streams.video[0].frames if container.streams.video else 0
-        except (av.FFmpegError, OSError) as error:
+        except (av.error.FFmpegError, OSError) as error:
             raise refuse(source, episode, "video", str(error), "Copy the file again.", file=video.file) from None
         if 0 < frames < episode.length:
             found = f"{camera.key} announces {frames} frames, the data have {episode.length} rows"

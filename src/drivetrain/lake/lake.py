@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import lance
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from drivetrain.lake.folder import Folder, folder_of
 from drivetrain.lake.tables import Manifest, open_table, read_manifest
@@ -59,18 +60,20 @@ class Lake:
                 f"{self.uri} has no data set {unknown[0]!r} at version {self.version}; "
                 f"it has {', '.join(self.datasets) or 'none'}."
             )
-        table = self._episodes
+        if not names:
+            raise DrivetrainError(f"{self.uri} holds no good episode. Type: drivetrain inspect {self.uri}")
+        index = self._index
         chosen = []
         for name in names:
-            rows = np.flatnonzero(table["dataset"] == name)
-            kept = _hold_out(rows, table["episode"][rows], held_out, only_held_out)
+            rows = np.flatnonzero(index.dataset == index.datasets.index(name))
+            kept = _hold_out(rows, index.episode[rows], held_out, only_held_out)
             if not len(kept):
                 raise DrivetrainError(
                     f"the data set {name} has {len(rows)} episodes, and held_out = {held_out} leaves none. "
                     "Lower held_out."
                 )
             chosen.append(kept)
-        return _spans(names, chosen, table)
+        return _spans(names, chosen, index)
 
     def read(self, rows: np.ndarray, columns: list[str]) -> pa.Table:
         """The given rows of `steps`, in the given order, which may repeat. rows: int64 [n], as in `Spans`."""
@@ -84,17 +87,28 @@ class Lake:
         return self.table("steps")
 
     @cached_property
-    def _episodes(self) -> dict[str, np.ndarray]:
-        """Columns of `episodes`, with the row of each episode's first step: both tables have one order."""
-        table = self.table("episodes").to_table(["dataset", "episode", "length", "spans"])
-        length = table["length"].to_numpy()
-        return {
-            "dataset": table["dataset"].to_numpy(),
-            "episode": table["episode"].to_numpy(),
-            "length": length,
-            "first_row": np.cumsum(length) - length,
-            "spans": table["spans"].to_numpy(),
-        }
+    def _index(self) -> EpisodeIndex:
+        return _episode_index(self.table("episodes").to_table(["dataset", "episode", "length", "spans"]))
+
+
+@dataclass(frozen=True)
+class EpisodeIndex:
+    """The `episodes` table as arrays: per episode, in the order of its rows, and per span of one instruction.
+
+    first_row: of the episode's first step in `steps`; both tables have one order.
+    dataset, span_task: indices into `datasets` and `tasks`.   span_offset: episode e owns the spans offset[e]:offset[e+1].
+    """
+
+    datasets: list[str]
+    tasks: list[str]
+    dataset: np.ndarray
+    episode: np.ndarray
+    length: np.ndarray
+    first_row: np.ndarray
+    span_offset: np.ndarray
+    span_task: np.ndarray
+    span_start: np.ndarray
+    span_length: np.ndarray
 
 
 def open_lake(uri: str, version: int | None = None) -> Lake:
@@ -105,9 +119,11 @@ def open_lake(uri: str, version: int | None = None) -> Lake:
     folder = folder_of(uri)
     try:
         manifest = read_manifest(folder, version)
-    except OSError as error:
+    except DrivetrainError:
+        raise
+    except Exception as error:  # every kind of storage has errors of its own
         raise DrivetrainError(
-            f"the lake {folder.uri} cannot be read: {error}. Check the address and the access."
+            f"the lake {folder.uri} cannot be read: {error}. Check the address and your access."
         ) from None
     if manifest is None:
         raise DrivetrainError(
@@ -149,14 +165,44 @@ def _hold_out(rows: np.ndarray, episode: np.ndarray, held_out: int, only_held_ou
     return rows[held if only_held_out else ~held]
 
 
-def _spans(names: list[str], chosen: list[np.ndarray], table: dict[str, np.ndarray]) -> Spans:
-    tasks: dict[str, int] = {}
-    columns = []
-    for dataset, rows in enumerate(chosen):
-        for row in rows:
-            first, last = table["first_row"][row], table["first_row"][row] + table["length"][row] - 1
-            for span in table["spans"][row]:
-                task = tasks.setdefault(span["task"], len(tasks))
-                columns.append((dataset, task, table["episode"][row], first + span["start"], span["length"], last))
-    values = np.array(columns, dtype=np.int64).T
-    return Spans(tuple(names), tuple(tasks), *values)
+def _episode_index(table: pa.Table) -> EpisodeIndex:
+    """No loop over episodes: millions of them must open in seconds."""
+    dataset = table["dataset"].combine_chunks().dictionary_encode()
+    length = table["length"].to_numpy()
+    counts = pc.call_function("list_value_length", [table["spans"]]).to_numpy()
+    spans = table["spans"].combine_chunks().flatten()
+    task = spans.field("task").dictionary_encode()
+    return EpisodeIndex(
+        datasets=dataset.dictionary.to_pylist(),
+        tasks=task.dictionary.to_pylist(),
+        dataset=dataset.indices.to_numpy(),
+        episode=table["episode"].to_numpy(),
+        length=length,
+        first_row=np.cumsum(length) - length,
+        span_offset=np.concatenate([[0], np.cumsum(counts)]),
+        span_task=task.indices.to_numpy(),
+        span_start=spans.field("start").to_numpy(),
+        span_length=spans.field("length").to_numpy(),
+    )
+
+
+def _spans(names: list[str], chosen: list[np.ndarray], index: EpisodeIndex) -> Spans:
+    """The spans of the chosen episodes, in their order; tasks are numbered as they first occur."""
+    episodes = np.concatenate([np.empty(0, np.int64), *chosen])
+    counts = np.diff(index.span_offset)[episodes]
+    before = np.cumsum(counts) - counts
+    span = np.repeat(index.span_offset[episodes] - before, counts) + np.arange(counts.sum())
+    owner = np.repeat(episodes, counts)
+    used, first, task = np.unique(index.span_task[span], return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    first_row = index.first_row[owner]
+    return Spans(
+        datasets=tuple(names),
+        tasks=tuple(index.tasks[t] for t in used[order]),
+        dataset=np.repeat(np.repeat(np.arange(len(chosen)), [len(c) for c in chosen]), counts),
+        task=np.argsort(order)[task].astype(np.int64),
+        episode=index.episode[owner],
+        first_row=first_row + index.span_start[span],
+        length=index.span_length[span],
+        last_row=first_row + index.length[owner] - 1,
+    )

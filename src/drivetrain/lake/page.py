@@ -84,7 +84,8 @@ def _dataset(lake: Lake, s: DatasetSummary) -> list[str]:
     firsts = np.unique(spans.last_row, return_index=True)[1]
     for i in firsts[np.linspace(0, len(firsts) - 1, min(EPISODES, len(firsts))).astype(int)]:
         task = spans.tasks[spans.task[i]]
-        parts += _episode(lake, info.cameras, int(spans.episode[i]), spans.first_row[i], spans.last_row[i], task)
+        episode, first, last = (int(a[i]) for a in (spans.episode, spans.first_row, spans.last_row))
+        parts += _episode(lake, info.cameras, episode, first, last, task)
     return parts
 
 

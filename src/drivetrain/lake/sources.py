@@ -87,7 +87,11 @@ def read_source(uri: str, name: str | None = None) -> Source:
     Raises DrivetrainError where there is no data set, or its metadata cannot be trusted as a whole.
     """
     folder = folder_of(uri)
-    if not folder.exists("meta/info.json"):
+    try:
+        there = folder.exists("meta/info.json")
+    except Exception as error:  # every kind of storage has errors of its own
+        raise DrivetrainError(f"{folder.uri} cannot be read: {error}. Check the address and your access.") from None
+    if not there:
         raise DrivetrainError(_not_a_data_set(folder, uri))
     info = read_json(folder, "meta/info.json")
     if not isinstance(info, dict) or not isinstance(info.get("features"), dict):

@@ -8,7 +8,6 @@ compete for a table's own latest version, so whatever a killed process left behi
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -164,17 +163,27 @@ def _listed(known: list[int]) -> str:
 
 def create_tables(lake: Folder) -> dict[str, int]:
     """Create the tables that do not exist yet, empty; returns the first version of each."""
-    try:
-        for name, schema in SCHEMAS.items():
-            if not lake.exists(f"{name}.lance"):
-                with contextlib.suppress(OSError) if lake.exists(f"{name}.lance") else contextlib.nullcontext():
-                    lance.write_dataset(schema.empty_table(), table_uri(lake, name), storage_options=storage(lake))
-    except OSError as error:
-        raise DrivetrainError(
-            f"the lake {lake.uri} cannot be written: {str(error).splitlines()[0]}. "
-            "Give a folder or bucket that you may write to."
-        ) from None
+    for name, schema in SCHEMAS.items():
+        if _is_table(lake, name):
+            continue
+        try:
+            lance.write_dataset(schema.empty_table(), table_uri(lake, name), storage_options=storage(lake))
+        except (OSError, ValueError, RuntimeError) as error:
+            if _is_table(lake, name):  # another ingest was faster
+                continue
+            raise DrivetrainError(
+                f"the lake {lake.uri} cannot be written: {str(error).splitlines()[0]}. "
+                "Give a folder or bucket that you may write to."
+            ) from None
     return dict.fromkeys(SCHEMAS, 1)
+
+
+def _is_table(lake: Folder, name: str) -> bool:
+    try:
+        lance.dataset(table_uri(lake, name), version=1, storage_options=storage(lake))
+    except (OSError, ValueError, RuntimeError):
+        return False
+    return True
 
 
 def open_table(lake: Folder, manifest: Manifest, name: str) -> lance.LanceDataset:
