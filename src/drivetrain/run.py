@@ -17,7 +17,6 @@ from drivetrain.policies.groot.config import GrootConfig
 from drivetrain.policies.pi05.config import Pi05Config
 from drivetrain.types import DrivetrainError, PackShape
 
-
 PolicyConfig = GrootConfig | Pi05Config
 
 

@@ -145,7 +145,9 @@ def main() -> None:
     out |= {f"{i}.chunk": chunks[i] for i in range(len(SAMPLES))}
     out |= {f"weights.{n}": t for n, t in model.state_dict().items()}
     out |= {f"gradients.{n}": p.grad for n, p in model.named_parameters() if p.grad is not None}
-    save_file({n: t.detach().clone().contiguous() for n, t in out.items()}, Path(__file__).with_name("pi05.safetensors"))
+    save_file(
+        {n: t.detach().clone().contiguous() for n, t in out.items()}, Path(__file__).with_name("pi05.safetensors")
+    )
     print(f"loss {float(loss.detach())}, {len(out)} tensors")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -243,7 +244,7 @@ def test_layout_of_interleaved_keys(draws):
     assert rows.flatten().tolist() == wanted
     assert layout.suffix_keys.tolist() == keys and layout.suffix_queries.tolist() == queries
     assert layout.prefix_queries.tolist() == (cu * 8).tolist()
-    assert max(b - a for a, b in zip(keys, keys[1:], strict=False)) <= layout.longest_suffix_keys
+    assert max(b - a for a, b in itertools.pairwise(keys)) <= layout.longest_suffix_keys
     assert torch.autograd.gradcheck(lambda p, s: interleave(p, s, layout), (prefix, suffix))
 
 

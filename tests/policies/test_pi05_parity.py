@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from drivetrain.data.pack import pack
 from drivetrain.policies.pi05.model import Pi05
 from drivetrain.policies.pi05.names import WORDS, WORDS_TIED, parts
-from drivetrain.policies.pi05.weights import load
+from drivetrain.policies.pi05.weights import load, published_tensors
 from drivetrain.types import PackedBatch, PackShape, Sample
 
 REFERENCE = Path(__file__).parents[1] / "golden" / "pi05.safetensors"
@@ -99,3 +99,10 @@ def test_sampled_actions(model, reference):
     found = model.act(batch(reference))
     for i in (0, 1):
         assert torch.allclose(found[i], reference[f"{i}.chunk"], rtol=1e-4, atol=2e-5)
+
+
+def test_we_write_what_the_released_model_holds(model, reference):
+    """Every tensor by name and shape; LeRobot makes the second copy of the embedding itself when it reads."""
+    held = {n.removeprefix("weights."): t.shape for n, t in reference.items() if n.startswith("weights.")}
+    del held[WORDS_TIED]
+    assert {n: t.shape for n, t in published_tensors(model)} == held

@@ -26,7 +26,12 @@ def groot_time(
 
 
 def pi05_time(
-    generator: np.random.Generator, *, alpha: float = 1.5, beta: float = 1.0, scale: float = 0.999, offset: float = 0.001
+    generator: np.random.Generator,
+    *,
+    alpha: float = 1.5,
+    beta: float = 1.0,
+    scale: float = 0.999,
+    offset: float = 0.001,
 ) -> np.float32:
     """pi-0.5's flow time scale * u + offset, u ~ Beta(alpha, beta): in [0.001, 1], densest near 1, the noisy end."""
     return np.float32(scale * generator.beta(alpha, beta) + offset)

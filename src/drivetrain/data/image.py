@@ -30,7 +30,9 @@ def stored_images(step: Step, info: DatasetInfo, size: int) -> np.ndarray:
     """The images of a step of the lake, decoded: uint8 [V, size, size, 3], in the data set's camera order."""
     where = f"{step.dataset} episode {step.episode} frame {step.frame}"
     if len(step.images) != len(info.cameras):
-        raise DrivetrainError(f"{where}: {len(step.images)} images, {len(info.cameras)} cameras {info.cameras} expected")
+        raise DrivetrainError(
+            f"{where}: {len(step.images)} images, {len(info.cameras)} cameras {info.cameras} expected"
+        )
     pictures = np.zeros((len(step.images), size, size, 3), np.uint8)
     for i, data in enumerate(step.images):
         with Image.open(io.BytesIO(data)) as image:

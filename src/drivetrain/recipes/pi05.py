@@ -38,9 +38,7 @@ def pi05_finetune_tiny() -> Run:
 def pi05_expert_only() -> Run:
     """The action expert alone, 430 million of 3.35 billion parameters: vision tower and language model stay frozen."""
     run = pi05_finetune()
-    return replace(
-        run, recipe="pi05_expert_only", policy=replace(run.policy, tune_vision=False, tune_language=False)
-    )
+    return replace(run, recipe="pi05_expert_only", policy=replace(run.policy, tune_vision=False, tune_language=False))
 
 
 def pi05_expert_only_tiny() -> Run:

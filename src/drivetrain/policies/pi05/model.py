@@ -76,9 +76,7 @@ class Pi05(nn.Module):
             JointLayer(gemma, last=i == gemma.layers - 1, insulate=config.insulate) for i in range(gemma.layers)
         )
         self.prefix_norm = GemmaNorm(gemma.prefix_width)  # published, and never run
-        self.conditioning = Conditioning(
-            gemma.suffix_width, 2 * gemma.layers + 1, config.min_period, config.max_period
-        )
+        self.conditioning = Conditioning(gemma.suffix_width, 2 * gemma.layers + 1, config.min_period, config.max_period)
         self.action_in = nn.Linear(config.action_width, gemma.suffix_width)
         self.action_out = nn.Linear(gemma.suffix_width, config.action_width)
         self.init_weights()

@@ -69,9 +69,7 @@ def save(model: Pi05, folder: Path, *, dtype: torch.dtype | None = None, unused_
     unused_head: write the expert's word head, zeros (1 GB at full size in float32); openpi does not ask for it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        LEROBOT_PREFIX + n: t for n, t in published_tensors(model, dtype) if unused_head or n != UNUSED_HEAD
-    }
+    tensors = {LEROBOT_PREFIX + n: t for n, t in published_tensors(model, dtype) if unused_head or n != UNUSED_HEAD}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
