@@ -14,7 +14,10 @@ from typing import Any, Literal
 import numpy as np
 
 from drivetrain.policies.groot.config import GrootConfig
+from drivetrain.policies.pi05.config import Pi05Config
 from drivetrain.types import DrivetrainError, PackShape
+
+PolicyConfig = GrootConfig | Pi05Config
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Run:
     """
 
     recipe: str
-    policy: GrootConfig
+    policy: PolicyConfig
     steps: int
     seed: int = 0
     lake: str = ""
@@ -96,13 +99,21 @@ class Run:
 
 
 def to_json(value: Any) -> str:
-    """Dataclasses, and dictionaries of them, as JSON text; stable under re-saving. Arrays become lists."""
+    """Dataclasses, and dictionaries of them, as JSON text; stable under re-saving. Arrays become lists.
+
+    A dataclass that has a class attribute `kind` is written with it, so that a union of such classes can be read back.
+    """
     return json.dumps(value, indent=2, sort_keys=True, default=_plain)
 
 
 def from_json[T](kind: type[T], text: str) -> T:
     """What `to_json` wrote. Fields that `kind` does not know are errors that name the field."""
     return _build(kind, json.loads(text), getattr(kind, "__name__", str(kind)))
+
+
+def policy_from_json(text: str) -> PolicyConfig:
+    """The dimensions of whichever policy `to_json` wrote."""
+    return _build(PolicyConfig, json.loads(text), "policy")
 
 
 def fingerprint(run: Run) -> str:
@@ -121,11 +132,10 @@ def read_run(folder: Path) -> Run:
 
 
 def _plain(value: Any) -> Any:
-    return (
-        value.tolist()
-        if isinstance(value, np.ndarray)
-        else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    )
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    kind = {"kind": value.kind} if hasattr(type(value), "kind") else {}
+    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)} | kind
 
 
 def _build(kind: Any, value: Any, where: str) -> Any:
@@ -133,6 +143,7 @@ def _build(kind: Any, value: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
+        value = {k: v for k, v in value.items() if k != "kind" or not hasattr(kind, "kind")}
         known = {f.name for f in dataclasses.fields(kind)}
         if unknown := set(value) - known:
             raise DrivetrainError(
@@ -147,5 +158,20 @@ def _build(kind: Any, value: Any, where: str) -> Any:
     if origin is dict:
         return {arguments[0](k): _build(arguments[1], v, f"{where}[{k!r}]") for k, v in value.items()}
     if origin in (typing.Union, types.UnionType):
-        return None if value is None else _build(next(a for a in arguments if a is not type(None)), value, where)
+        return None if value is None else _build(_member(arguments, value, where), value, where)
     return value
+
+
+def _member(union: tuple[Any, ...], value: Any, where: str) -> Any:
+    """Which class of a union `value` was written from."""
+    kinds = [a for a in union if a is not type(None)]
+    if len(kinds) == 1:
+        return kinds[0]
+    named = {k.kind: k for k in kinds}
+    written = value.get("kind")
+    if written not in named:
+        raise DrivetrainError(
+            f"{where} is of kind {written!r}, which is none of {', '.join(named)}; it was written by another version of "
+            "drivetrain."
+        )
+    return named[written]

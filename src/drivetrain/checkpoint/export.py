@@ -22,7 +22,7 @@ from drivetrain.checkpoint.save import find, load_model, step_of
 from drivetrain.data.pack import pack
 from drivetrain.data.plan import ROUND_TOKENS
 from drivetrain.policies import make_model, make_processor
-from drivetrain.run import from_json, read_run, to_json
+from drivetrain.run import from_json, policy_from_json, read_run, to_json
 from drivetrain.types import DatasetInfo, DrivetrainError, Observation, PackShape, Policy
 
 
@@ -63,14 +63,12 @@ class ExportedPolicy:
 
     def __init__(self, folder: Path, *, dataset: str | None = None, device: str = "cpu"):
         """dataset: whose robot it drives; may be left out where the policy was trained on one data set only."""
-        from drivetrain.policies.groot.config import GrootConfig
-
         if not (folder / "config.json").is_file():
             raise DrivetrainError(
                 f"{folder} is no policy folder. Make one with `drivetrain export CHECKPOINT --out {folder}`."
             )
         about = json.loads((folder / "config.json").read_text())
-        self.config = from_json(GrootConfig, json.dumps(about["policy"]))
+        self.config = policy_from_json(json.dumps(about["policy"]))
         datasets = from_json(dict[str, DatasetInfo], (folder / "datasets.json").read_text())
         if dataset is None and len(datasets) > 1:
             raise DrivetrainError(

@@ -23,3 +23,15 @@ def groot_time(
 ) -> np.float32:
     """GR00T-N1.5's flow time (s - u) / s, u ~ Beta(alpha, beta): in [(s-1)/s, 1], densest near 0, the noisy end."""
     return np.float32((s - generator.beta(alpha, beta)) / s)
+
+
+def pi05_time(
+    generator: np.random.Generator,
+    *,
+    alpha: float = 1.5,
+    beta: float = 1.0,
+    scale: float = 0.999,
+    offset: float = 0.001,
+) -> np.float32:
+    """pi-0.5's flow time scale * u + offset, u ~ Beta(alpha, beta): in [0.001, 1], densest near 1, the noisy end."""
+    return np.float32(scale * generator.beta(alpha, beta) + offset)

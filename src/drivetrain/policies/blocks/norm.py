@@ -37,3 +37,21 @@ def modulate(x: Tensor, scale: Tensor, shift: Tensor, eps: float = 1e-5) -> Tens
     """Adaptive layer norm: x [B, N, W] normalised without weights, then scaled and shifted per sample, both [B, W]."""
     normal = F.layer_norm(x, (x.shape[-1],), None, None, eps).to(x.dtype)
     return normal * (1 + scale[:, None]) + shift[:, None]
+
+
+class GemmaNorm(nn.Module):
+    """x / rms(x) * (1 + weight) over the last dimension, computed in float32 (Gemma's form)."""
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.width, self.eps = width, eps
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), (self.width,), 1 + self.weight.float(), self.eps).to(x.dtype)
+
+
+def modulate_rms(x: Tensor, scale: Tensor, shift: Tensor, eps: float = 1e-6) -> Tensor:
+    """Adaptive RMS norm: x [B, N, W] normalised without weights, scaled and shifted per sample, float32 [B, W] both."""
+    normal = F.rms_norm(x.float(), (x.shape[-1],), None, eps)
+    return (normal * (1 + scale[:, None]) + shift[:, None]).to(x.dtype)

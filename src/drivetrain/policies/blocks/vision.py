@@ -70,3 +70,12 @@ class VisionBlock(nn.Module):
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).unbind(2)
         x = x + self.out(dense_attention(q, k, v).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+def place_images(embedded: Tensor, features: Tensor, image_tokens: Tensor) -> Tensor:
+    """`embedded` [T, W] with row image_tokens[j] replaced by features[j]; the place T means nowhere.
+
+    A row past the end catches the empty image slots, so that shapes are static and no gradient reaches their images.
+    """
+    caught = torch.cat([embedded, embedded.new_zeros(1, embedded.shape[1])])
+    return caught.index_copy(0, image_tokens, features.to(embedded.dtype))[:-1]

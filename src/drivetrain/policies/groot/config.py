@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class GrootConfig:
     tune_*:      what is trained; the published fine-tune trains the projectors and the diffusion head.
     euler_steps: integration steps of `act`.
     """
+
+    kind: ClassVar[str] = "groot"
 
     vision: VisionConfig = VisionConfig()
     language: LanguageConfig = LanguageConfig()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -66,12 +65,3 @@ class LanguageBlock(nn.Module):
         x = x + self.out(attended.flatten(1))
         gate, up = self.gate_up(self.norm2(x)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * up)
-
-
-def place_images(embedded: Tensor, features: Tensor, image_tokens: Tensor) -> Tensor:
-    """`embedded` [T, W] with row image_tokens[j] replaced by features[j]; the place T means nowhere.
-
-    A row past the end catches the empty image slots, so that shapes are static and no gradient reaches their images.
-    """
-    caught = torch.cat([embedded, embedded.new_zeros(1, embedded.shape[1])])
-    return caught.index_copy(0, image_tokens, features.to(embedded.dtype))[:-1]

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from drivetrain.policies.blocks.flow import flow_loss
 from drivetrain.policies.blocks.norm import LayerNorm
 from drivetrain.policies.blocks.segments import Segments
-from drivetrain.policies.blocks.vision import VisionTower
+from drivetrain.policies.blocks.vision import VisionTower, place_images
 from drivetrain.policies.groot.config import GrootConfig
 from drivetrain.policies.groot.diffusion import DiffusionTransformer, VisionLanguageBlock
 from drivetrain.policies.groot.embodiment import ActionEncoder, EmbodimentLinear, EmbodimentMLP, group_embodiments
-from drivetrain.policies.groot.language import LanguageTower, place_images
+from drivetrain.policies.groot.language import LanguageTower
 from drivetrain.types import LossSum, PackedBatch
 
 

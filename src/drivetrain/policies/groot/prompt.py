@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
+from drivetrain.policies.blocks.prompt import load_tokenizer
 from drivetrain.policies.groot.config import GrootConfig
-from drivetrain.types import DrivetrainError
 
 # The template of GR00T-N1.5's processor. It is split only where special tokens stand, so encoding it piece by piece
 # gives the tokens of the whole.
@@ -66,30 +64,3 @@ class Prompt:
             before[0] = OPENING + "<image 1><img>"
         opening = "</img>" if cameras else OPENING
         return [*(list(self._encode(b)) for b in before), [*self._encode(opening), *words, *self._encode(CLOSING)]]
-
-
-def load_tokenizer(name: str) -> Callable[[str], tuple[int, ...]]:
-    """Text -> token ids, special tokens of the text recognised and none added.
-
-    name: "bytes"; a folder with a tokenizer.json (needs the `tokenizers` package); or any other folder or hub name that
-    `transformers` can load.
-    """
-    if name == "bytes":
-        return lambda text: tuple(text.encode())
-    file = Path(name) / "tokenizer.json"
-    try:
-        if file.is_file():
-            from tokenizers import Tokenizer
-
-            fast = Tokenizer.from_file(str(file))
-            return lambda text: tuple(fast.encode(text, add_special_tokens=False).ids)
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise DrivetrainError(
-            f"the tokenizer {name!r} needs the package {error.name!r}: pip install {error.name}"
-        ) from error
-    try:
-        loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise DrivetrainError(f"the tokenizer {name!r} cannot be loaded: {error}") from error
-    return lambda text: tuple(loaded.encode(text, add_special_tokens=False))
