@@ -136,8 +136,8 @@ def _run(verb: str, rest: list[str], machine: IO[str] | None) -> int:
     if machine is not None:
         import json
 
-        answer = {"error": error} if code else {"result": plain(result)}
-        print(json.dumps({"verb": verb, **answer}), file=machine)
+        answer = {"error": error} if code else plain(result)
+        print(json.dumps(answer if isinstance(answer, dict) else {"result": answer}), file=machine)
         machine.close()
     elif not code and _rank() in (None, "0"):
         _print(result)
@@ -214,9 +214,11 @@ def plain(value: Any) -> Any:
 
 
 def _print(result: Any) -> None:
-    """A result for a person: text as it is, everything else as `name: value` lines."""
-    if result is None or isinstance(result, str):
-        print(result or "", end="\n" if result else "")
+    """A result for a person: in its own words if it has some, otherwise as `name: value` lines."""
+    if result is None:
+        return
+    if isinstance(result, str) or type(result).__str__ is not object.__str__:
+        print(result)
         return
     lines = list(_lines("", plain(result)))
     width = max((len(name) for name, _ in lines), default=0)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ from drivetrain.lake.lake import open_lake
 from drivetrain.lake.sources import read_source
 from drivetrain.policies import make_model
 from drivetrain.recipes.groot import groot_demo
-from drivetrain.run import Run, read_run
+from drivetrain.run import Run, read_run, to_json
 from drivetrain.types import DrivetrainError
 
 SUITE = "metaworld/button-press-topdown"
@@ -37,8 +38,49 @@ HELD_OUT = 2  # episodes of the user's own data that are kept for measuring
 PROCESSES = 2
 
 
-def demo(out: Path, *, dataset: Path | None = None, seed: int = 0) -> dict:
-    """Run everything into the new folder `out`; returns the summary that `--json` prints.
+@dataclass(frozen=True)
+class Demo:
+    """What the demo measured, and where everything is. Parts that were not measured are None.
+
+    untrained, trained, blind: {"successes", "episodes"} in simulation, from the same initial states.
+    open_loop: errors on held-out episodes of the user's own data; see evaluate/open_loop.py.
+    """
+
+    untrained: dict | None
+    trained: dict | None
+    blind: dict | None
+    open_loop: dict | None
+    seconds: float
+    resumed_at_step: int
+    lake: str
+    checkpoint: str
+    policy: str
+    report: str
+
+    def __str__(self) -> str:
+        if self.open_loop:
+            errors = {k: self.open_loop[k] for k in ("policy", "mean_action", "repeat_state")}
+            lines = [f"  {name:<14}{value:.3f}" for name, value in errors.items() if value is not None]
+            lines = [
+                f"error on {self.open_loop['episodes']} held-out episodes ({self.open_loop['definition']}):",
+                *lines,
+            ]
+            then = f"drivetrain inspect {self.lake}"
+        else:
+            tested = {"untrained": self.untrained, "trained": self.trained, "trained, blind": self.blind}
+            lines = [f"  {name:<16}{success_text(**result)}" for name, result in tested.items() if result]
+            lines = [f"success in {SUITE}, from initial states never seen in training:", *lines]
+            first = EVALUATION_STATES.stop
+            then = f"drivetrain evaluate {self.policy} --suite {SUITE} --first-state {first} --episodes 50 --out out/evaluation"
+        files = [f"  {name:<12}{getattr(self, name)}" for name in ("report", "policy", "checkpoint", "lake")]
+        done = (
+            f"{self.seconds:.0f} s, of which one process was killed and the run resumed at step {self.resumed_at_step}"
+        )
+        return "\n".join(["", *lines, "", done, *files, "", f"next: {then}"])
+
+
+def demo(out: Path, *, dataset: Path | None = None, seed: int = 0) -> Demo:
+    """Run everything into the new folder `out`.
 
     dataset: a LeRobot folder to train on instead of recording one; it is measured open loop on held-out episodes.
     """
@@ -59,27 +101,29 @@ def demo(out: Path, *, dataset: Path | None = None, seed: int = 0) -> dict:
 
     say(f"3/5 train: {PROCESSES} processes, one of them killed half-way")
     resumed_at = train_with_a_kill(out, seed, held_out=HELD_OUT if dataset else 0)
-    checkpoint = find(out / "train")
     policy = export(out / "train", out / "policy")
 
     say("4/5 measure")
-    measured = (
-        measure_open_loop(out, policy) if dataset else measure_in_simulation(out, policy, read_run(out / "train"))
-    )
+    measured: dict[str, dict | None] = dict.fromkeys(("untrained", "trained", "blind", "open_loop"))
+    if dataset:
+        measured["open_loop"] = measure_open_loop(out, policy)
+    else:
+        measured |= measure_in_simulation(out, policy, read_run(out / "train"))
 
     say("5/5 report")
-    summary = {
+    report = out / "report.html"
+    result = Demo(
         **measured,
-        "resumed_at_step": resumed_at,
-        "lake": str(out / "lake"),
-        "checkpoint": str(checkpoint),
-        "policy": str(policy),
-        "report": str(out / "report.html"),
-        "seconds": round(time.perf_counter() - started, 1),
-    }
-    (out / "summary.json").write_text(json.dumps(summary, indent=2))
-    write_report(out / "report.html", out)
-    return summary
+        seconds=round(time.perf_counter() - started, 1),
+        resumed_at_step=resumed_at,
+        lake=str(out / "lake"),
+        checkpoint=str(find(out / "train")),
+        policy=str(policy),
+        report=str(report),
+    )
+    (out / "summary.json").write_text(to_json(result))
+    write_report(report, out)
+    return result
 
 
 def train_with_a_kill(out: Path, seed: int, held_out: int) -> int:
@@ -173,7 +217,7 @@ def measure_open_loop(out: Path, policy: Path) -> dict:
     """Error of predicted action chunks on held-out episodes, against two baselines."""
     errors = open_loop(ExportedPolicy(policy), open_lake(str(out / "lake")), held_out=HELD_OUT)
     (out / "open_loop.json").write_text(json.dumps(errors, indent=2))
-    return {"open_loop": errors}
+    return errors
 
 
 def say_ingested(progress: Progress) -> None:

@@ -62,7 +62,7 @@ def test_ranks_share_a_step_without_overlap(watermarked_lake, world):
     alone = planned(watermarked_lake)
     ranks = [planned(watermarked_lake, r, 2) for r in range(2)] if world == 2 else None
     if ranks is None:
-        with pytest.raises(DrivetrainError, match="--batch.packs"):
+        with pytest.raises(DrivetrainError, match=r"--batch\.packs"):
             planned(watermarked_lake, 0, 4)
         return
     for k in range(3):

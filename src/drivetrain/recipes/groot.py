@@ -19,7 +19,7 @@ def groot_finetune() -> Run:
         steps=10_000,
         batch=Batch(samples=128, packs=2),
         optimizer=Optimizer(learning_rate=1e-4, warmup_steps=500),
-        save_every=1000,
+        save_every=750,
     )
 
 
@@ -45,7 +45,7 @@ def groot_demo() -> Run:
     return Run(
         recipe="groot_demo",
         policy=tiny(horizon=8),
-        steps=600,
+        steps=450,
         batch=Batch(samples=32, packs=2, draws=4),
         optimizer=Optimizer(learning_rate=1.5e-3, betas=(0.9, 0.95), weight_decay=1e-4, warmup_steps=30),
         precision="float32",
