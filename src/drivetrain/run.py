@@ -72,6 +72,7 @@ class Run:
     """Everything that decides what a run computes.
 
     steps:      optimizer updates.
+    weights: folder or hub name of the weights to start from; empty: random ones.
     lake, lake_version: filled in when the run starts; a resumed run reads the same version.
     save_every: updates between checkpoints.   log_every: updates between lines of metrics.
     keep_checkpoints: how many of the newest checkpoints are kept.
@@ -84,6 +85,7 @@ class Run:
     policy: PolicyConfig
     steps: int
     seed: int = 0
+    weights: str = ""
     lake: str = ""
     lake_version: int = 0
     mixture: Mixture = Mixture()

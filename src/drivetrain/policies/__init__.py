@@ -1,14 +1,17 @@
 """Policies. Each lives in a folder of its own and is found through its config class, so there is no list to extend.
 
 A policy's folder holds `config.py` (dimensions), `model.py` (`make_model`), `processor.py` (`make_processor`) and
-`parallelize.py` (`parallelize`).
+`parallelize.py` (`parallelize`), `weights.py` (`load`).
 """
 
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from drivetrain.types import DrivetrainError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,6 +28,28 @@ def make_model(config: Any) -> nn.Module:
 def make_processor(config: Any, datasets: dict[str, DatasetInfo], draws: int = 1) -> Processor:
     """The data side of a policy. draws: K, flow draws per observation."""
     return _room(config, "processor").make_processor(config, datasets, draws)
+
+
+def load_weights(config: Any, model: nn.Module, weights: str) -> None:
+    """Fill every parameter of `model`, sharded or not, from a folder of safetensors, or from a model hub by its name.
+
+    Raises DrivetrainError that names every missing, surplus or misshapen tensor.
+    """
+    _room(config, "weights").load(model, _folder_of(weights))
+
+
+def _folder_of(weights: str) -> Path:
+    if Path(weights).exists():
+        return Path(weights)
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(weights, allow_patterns=["*.safetensors", "*.json"]))
+    except Exception as fault:
+        raise DrivetrainError(
+            f"the weights {weights!r} are no folder here, and could not be fetched from the hub ({type(fault).__name__}). "
+            "Give --weights FOLDER, or --weights '' to start from random ones."
+        ) from fault
 
 
 def parallelize(config: Any, model: nn.Module, mesh: DeviceMesh, precision: str) -> None:

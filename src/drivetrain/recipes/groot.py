@@ -16,6 +16,7 @@ def groot_finetune() -> Run:
     return Run(
         recipe="groot_finetune",
         policy=GrootConfig(),
+        weights="nvidia/GR00T-N1.5-3B",
         steps=10_000,
         batch=Batch(samples=128, packs=2),
         optimizer=Optimizer(learning_rate=1e-4, warmup_steps=500),
@@ -29,6 +30,7 @@ def groot_finetune_tiny() -> Run:
         groot_finetune(),
         recipe="groot_finetune_tiny",
         policy=replace(tiny(), tune_llm=False, tune_visual=False),
+        weights="",
         steps=20,
         batch=Batch(samples=8, packs=2),
         optimizer=Optimizer(learning_rate=1e-4, warmup_steps=1),

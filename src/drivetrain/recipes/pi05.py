@@ -17,6 +17,7 @@ def pi05_finetune() -> Run:
     return Run(
         recipe="pi05_finetune",
         policy=Pi05Config(),
+        weights="lerobot/pi05_base",
         steps=30_000,
         batch=Batch(samples=32, packs=2),
         optimizer=Optimizer(
@@ -79,6 +80,7 @@ def _tiny(run: Run) -> Run:
     return replace(
         run,
         recipe=f"{run.recipe}_tiny",
+        weights="",
         policy=replace(full, vision=small.vision, gemma=small.gemma, horizon=small.horizon),
         steps=20,
         batch=Batch(samples=8, packs=2),

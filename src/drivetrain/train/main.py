@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
+from torch import nn
 
 from drivetrain.checkpoint.save import Checkpoints, latest, restore
 from drivetrain.data.loader import PlannedSteps, load
 from drivetrain.data.plan import PackPlan, make_plan
 from drivetrain.parallel.mesh import World, world
-from drivetrain.policies import make_model, make_processor, parallelize
+from drivetrain.policies import load_weights, make_model, make_processor, parallelize
 from drivetrain.run import Run, fingerprint, read_run, to_json
 from drivetrain.train.loop import train_steps
 from drivetrain.train.meters import Meters
@@ -61,9 +62,7 @@ def _train(run: Run, lake_uri: str, out: Path, start: Path | None, here: World) 
     if len(set(here.gather(fingerprint(run)))) > 1:
         raise DrivetrainError("the processes do not agree on the run: their code, settings or lake differ.")
 
-    torch.manual_seed(run.seed)
-    model = make_model(run.policy).to(here.device)
-    parallelize(run.policy, model, here.mesh, run.precision)
+    model = sharded_model(run, here, fill=start is None)
     optimizer = make_optimizer(model, run.optimizer)
 
     meters = Meters(out, here, run.steps)
@@ -77,6 +76,26 @@ def _train(run: Run, lake_uri: str, out: Path, start: Path | None, here: World) 
     batches = load(steps, first, run.steps, workers=run.workers, pin_memory=here.device.type == "cuda")
     train_steps(run, model, optimizer, batches, first, here, meters, checkpoints)
     meters.event("finished", step=run.steps)
+
+
+def sharded_model(run: Run, here: World, *, fill: bool = True) -> nn.Module:
+    """The run's policy, sharded; with its first weights, read or random, unless a checkpoint is about to fill it.
+
+    Weights that are read go straight into the shards: no process ever holds random ones beside them.
+    """
+    torch.manual_seed(run.seed)
+    if not run.weights:
+        with here.device:
+            model = make_model(run.policy)
+        parallelize(run.policy, model, here.mesh, run.precision)
+        return model
+    with torch.device("meta"):
+        model = make_model(run.policy)
+    parallelize(run.policy, model, here.mesh, run.precision)
+    model.to_empty(device=here.device)
+    if fill:
+        load_weights(run.policy, model, run.weights)
+    return model
 
 
 def plan_of(run: Run, lake: Lake, processor: Processor) -> PackPlan:

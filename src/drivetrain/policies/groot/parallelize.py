@@ -1,32 +1,17 @@
-"""How GR00T is sharded and compiled. The model itself knows nothing of it."""
+"""How GR00T is sharded. The model itself knows nothing of it."""
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
+from drivetrain.parallel.sharding import shard
 from drivetrain.policies.groot.model import Groot
 
 
 def parallelize(model: Groot, mesh: DeviceMesh, precision: str) -> None:
-    """Shard `model` in place: blocks as units, root last; gradients are summed in float32, never averaged.
-
-    The loss is divided once, by the global count, so no reduction may divide again.
-    """
-    half = torch.bfloat16 if precision == "bfloat16" else None
-    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    for block in blocks(model):
-        if mesh.device_type == "cuda":
-            block.compile(dynamic=False)
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
-    register_fsdp_forward_method(model, "act")
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
+    """Shard `model` in place; see `drivetrain.parallel.sharding`."""
+    shard(model, blocks(model), mesh, precision)
 
 
 def blocks(model: Groot) -> list[nn.Module]:
