@@ -49,7 +49,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="drivetrain-bench-"))
     try:
         measure_ingest(source, folder, arguments.episodes, arguments.size)
-        ingest_module.SMALL_PIXELS = float("inf")
+        ingest_module.RAY_SECONDS = float("inf")
         ingest([arguments.dataset], str(folder / "lake"), image_size=arguments.size)
         measure_reads(source, open_lake(str(folder / "lake")), arguments.size)
     finally:

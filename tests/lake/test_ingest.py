@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,14 @@ import pyarrow as pa
 import pytest
 from fixtures import Tiny, action_rows, read_full_watermark, state_rows, write_v21
 
+from drivetrain.lake import commit
+from drivetrain.lake import ingest as ingest_module
 from drivetrain.lake import lake as lake_module
+from drivetrain.lake.folder import folder_of
 from drivetrain.lake.images import decode_image
 from drivetrain.lake.ingest import ingest
 from drivetrain.lake.lake import Lake, open_lake
+from drivetrain.lake.sources import Camera, read_source
 from drivetrain.types import DrivetrainError
 
 
@@ -143,6 +148,17 @@ def test_millions_of_episodes_open_in_seconds() -> None:
     )
     with_a_gap = lake_module._spans(["x"], [np.array([2, 0])], index)
     assert with_a_gap.first_row.tolist() == [601, 601, 0, 0] and with_a_gap.tasks == ("b", "c", "a")
+
+
+def test_ray_is_started_only_for_work_enough(tiny21: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    committer = commit.Committer(folder_of(str(tmp_path / "lake")), 224)
+    source = read_source(str(tiny21))
+    hour = replace(source, cameras=(Camera("top", "observation.images.top", 480, 640, True),))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert ingest_module._is_small([source], committer)
+    assert not ingest_module._is_small([hour] * 30, committer)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    assert ingest_module._is_small([hour] * 30, committer)
 
 
 def test_a_pickled_lake_reads_the_same_version(both: Lake) -> None:

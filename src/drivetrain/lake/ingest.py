@@ -7,6 +7,7 @@ exactly once. Who does the work is decided in `pool.py`.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -28,7 +29,8 @@ from drivetrain.types import DrivetrainError
 COMMIT_SECONDS = 20.0  # what a killed ingest loses at most
 MAX_TASK_ROWS = 16384  # also the size of a fragment
 MIN_TASK_ROWS = 128
-SMALL_PIXELS = 500e6  # about ten seconds on one core, which is what starting Ray and its workers takes
+RAY_SECONDS = 15.0  # until a local Ray and its workers are up, on an idle machine
+PIXELS_PER_SECOND = 50e6  # decoded, resized and encoded by one core
 
 
 @dataclass(frozen=True)
@@ -178,13 +180,14 @@ def _split(header: Source, episodes: list[EpisodeSource], lake: Folder, options:
 
 
 def _is_small(sources: list[Source], committer: Committer) -> bool:
-    """Whether this process is done with what is missing before Ray would have started."""
+    """Whether this process alone is done sooner than all cores are once Ray has started."""
     pixels = 0
     for source in sources:
         there = committer.episodes(source.name)
         frames = sum(e.length for e in source.episodes if e.index not in there)
         pixels += frames * sum(c.height * c.width for c in source.cameras)
-    return pixels < SMALL_PIXELS
+    alone = pixels / PIXELS_PER_SECOND
+    return alone < RAY_SECONDS + alone / (os.cpu_count() or 1)
 
 
 def _ray_runs() -> bool:
