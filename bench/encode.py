@@ -24,8 +24,8 @@ import av
 import numpy as np
 from PIL import Image
 
+from drivetrain.data.image import fit
 from drivetrain.lake.frames import episode_frames
-from drivetrain.lake.images import fit_image
 from drivetrain.lake.rows import read_rows
 from drivetrain.lake.sources import read_source
 
@@ -61,7 +61,7 @@ def some_frames(dataset: str, count: int, size: int) -> list[np.ndarray]:
     images = []
     for episode in episodes:
         frames = episode_frames(source, episode, source.cameras[0], read_rows(source, episode))
-        images += [fit_image(next(frames), size) for _ in range(count // len(episodes))]
+        images += [fit(next(frames), size) for _ in range(count // len(episodes))]
     return images
 
 

@@ -25,11 +25,12 @@ from pathlib import Path
 
 import numpy as np
 
+from drivetrain.data.image import fit
 from drivetrain.lake import ingest as ingest_module
 from drivetrain.lake.episode import Work, ingest_episodes
 from drivetrain.lake.folder import folder_of
 from drivetrain.lake.frames import episode_frames
-from drivetrain.lake.images import decode_image, fit_image
+from drivetrain.lake.images import decode_image
 from drivetrain.lake.ingest import ingest
 from drivetrain.lake.lake import Lake, open_lake
 from drivetrain.lake.rows import read_rows
@@ -73,7 +74,7 @@ def measure_ingest(source: Source, folder: Path, count: int, size: int) -> None:
             else:
                 for camera in source.cameras:
                     for image in episode_frames(source, episode, camera, rows):
-                        fit_image(image, size)
+                        fit(image, size)
             seconds[name] += time.perf_counter() - wall
             cpu[name] += time.process_time() - process
         steps += episode.length
@@ -111,7 +112,7 @@ def measure_reads(source: Source, lake: Lake, size: int, rounds: int = 12) -> No
             for video in episode.videos.values():
                 decoder = decoders[source.folder.path(video.file)]
                 start = round(video.start * source.fps)
-                fit_image(decoder[start + int(row - spans.first_row[span])].numpy(), size)
+                fit(decoder[start + int(row - spans.first_row[span])].numpy(), size)
         if k:  # the first round opens files
             seconds["drivetrain"] += between - started
             seconds["torchcodec"] += time.perf_counter() - between

@@ -19,7 +19,7 @@ def fit(image: np.ndarray, size: int) -> np.ndarray:
         return image
     scale = size / max(height, width)
     new_height, new_width = max(1, round(height * scale)), max(1, round(width * scale))
-    scaled = Image.fromarray(image).resize((new_width, new_height), Image.Resampling.BILINEAR, reducing_gap=2.0)
+    scaled = Image.fromarray(image).resize((new_width, new_height), Image.Resampling.BILINEAR)
     out = np.zeros((size, size, 3), np.uint8)
     top, left = (size - new_height) // 2, (size - new_width) // 2
     out[top : top + new_height, left : left + new_width] = np.asarray(scaled)

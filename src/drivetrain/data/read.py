@@ -10,6 +10,8 @@ from drivetrain.data.plan import Pack
 from drivetrain.types import Spans, Step
 
 if TYPE_CHECKING:  # packs that were made elsewhere are trained on without Lance
+    import pyarrow as pa
+
     from drivetrain.lake.lake import Lake
 
 
@@ -22,10 +24,12 @@ def read_steps(lake: Lake, spans: Spans, pack: Pack, horizon: int) -> list[Step]
     valid = windows <= pack.last_row[:, None]
     windows = np.minimum(windows, pack.last_row[:, None])
     rows, place = np.unique(windows, return_inverse=True)
-    actions = lake.read(rows, ["action"])["action"].to_pylist()
+    place = place.reshape(windows.shape)
+    actions = _vectors(lake.read(rows, ["action"]), "action")
     now = lake.read(pack.row, ["state", "images", "episode", "frame"])
+    states = _vectors(now, "state")
     steps = []
-    for i, columns in enumerate(now.to_pylist()):
+    for i, columns in enumerate(now.drop_columns(["state"]).to_pylist()):
         span = pack.span[i]
         steps.append(
             Step(
@@ -34,9 +38,16 @@ def read_steps(lake: Lake, spans: Spans, pack: Pack, horizon: int) -> list[Step]
                 frame=columns["frame"],
                 task=spans.tasks[spans.task[span]],
                 images=tuple(columns["images"]),
-                state=np.array(columns["state"], dtype=np.float32),
-                actions=np.array([actions[k] for k in place.reshape(windows.shape)[i]], dtype=np.float32),
+                state=states[i],
+                actions=np.stack([actions[k] for k in place[i]]),
                 valid=valid[i],
             )
         )
     return steps
+
+
+def _vectors(table: pa.Table, column: str) -> list[np.ndarray]:
+    """The rows of a list column as float32 vectors; data sets of one pack may differ in their length."""
+    lists = table[column].combine_chunks()
+    ends = lists.offsets.to_numpy()
+    return np.split(lists.flatten().to_numpy(), ends[1:-1] - ends[0])

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from drivetrain.data.image import fit
 from drivetrain.lake.findings import Finding, RefusedError
 from drivetrain.lake.folder import Folder
 from drivetrain.lake.frames import episode_frames
-from drivetrain.lake.images import encode_image, fit_image
+from drivetrain.lake.images import encode_image
 from drivetrain.lake.rows import EpisodeRows, read_rows
 from drivetrain.lake.sources import ACTION, STATE, EpisodeSource, Source
 from drivetrain.lake.statistics import Sketch, merge, sketch
@@ -76,10 +77,7 @@ def _accepted(work: Work, done: Done) -> Iterator[pa.RecordBatch]:
 
 def _batch(work: Work, episode: EpisodeSource, rows: EpisodeRows) -> pa.RecordBatch:
     cameras = [
-        [
-            encode_image(fit_image(image, work.image_size))
-            for image in episode_frames(work.source, episode, camera, rows)
-        ]
+        [encode_image(fit(image, work.image_size)) for image in episode_frames(work.source, episode, camera, rows)]
         for camera in work.source.cameras
     ]
     n = len(rows.frame)

@@ -108,7 +108,7 @@ def published(model: nn.Module, split: Parts, dtype: torch.dtype | None = None) 
 
 def siglip_parts(layers: int, width: int, tower: str) -> Parts:
     """The names of a SigLIP tower's tensors as Hugging Face has them, under `tower`; ours under `vision`."""
-    made = {"vision.positions": (Part(f"{tower}.embeddings.position_embedding.weight"),)}
+    made: Parts = {"vision.positions": (Part(f"{tower}.embeddings.position_embedding.weight"),)}
     pairs = [("patch", ["embeddings.patch_embedding"]), ("norm", ["post_layernorm"])]
     for i in range(layers):
         theirs = f"encoder.layers.{i}"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
-from PIL import Image
 
 from drivetrain.data.draws import groot_time, stream
-from drivetrain.data.image import fit
+from drivetrain.data.image import observed_images, stored_images
 from drivetrain.data.normalise import Scaler, scaler
 from drivetrain.policies.groot.config import GrootConfig
 from drivetrain.policies.groot.prompt import Prompt
@@ -42,30 +39,18 @@ class GrootProcessor:
 
     def sample(self, step: Step, *, id: int, epoch: int, seed: int) -> Sample:
         info = self._info(step.dataset)
-        where = f"{step.dataset} episode {step.episode} frame {step.frame}"
-        if len(step.images) != len(info.cameras):
-            raise DrivetrainError(
-                f"{where}: {len(step.images)} images, {len(info.cameras)} cameras {info.cameras} expected"
-            )
-        pictures = [self._decode(data, info, where) for data in step.images]
+        pictures = stored_images(step, info, self.config.vision.image_size)
         actions = self.actions[step.dataset].normalise(step.actions, self.config.action_width)
         if len(actions) != self.config.horizon:
-            raise DrivetrainError(f"{where}: {len(actions)} actions, the policy's horizon is {self.config.horizon}")
+            raise DrivetrainError(
+                f"{step.dataset} episode {step.episode} frame {step.frame}: {len(actions)} actions, "
+                f"the policy's horizon is {self.config.horizon}"
+            )
         return self._sample(info, step.task, pictures, step.state, actions, (id, epoch, seed))
 
     def observe(self, observation: Observation, *, dataset: str, seed: int) -> Sample:
-        info, size = self._info(dataset), self.config.vision.image_size
-        if missing := [camera for camera in info.cameras if camera not in observation.images]:
-            raise DrivetrainError(
-                f"the policy looks through {', '.join(info.cameras)}; the observation lacks {', '.join(missing)} "
-                f"and has {', '.join(observation.images) or 'no images'}"
-            )
-        if surplus := sorted(set(observation.images) - set(info.cameras)):
-            raise DrivetrainError(
-                f"the policy knows no camera {', '.join(surplus)}; it was trained with {info.cameras}"
-            )
-        # the lake's size first: a live image goes through the same two steps as a stored one
-        pictures = [_resize(fit(observation.images[camera], info.image_size), size) for camera in info.cameras]
+        info = self._info(dataset)
+        pictures = observed_images(observation, info, self.config.vision.image_size)
         actions = np.zeros((self.config.horizon, self.config.action_width), np.float32)
         return self._sample(info, observation.task, pictures, observation.state, actions, (0, 0, seed))
 
@@ -79,19 +64,11 @@ class GrootProcessor:
             raise DrivetrainError(f"the policy was not given the data set {dataset!r}; it knows: {known}")
         return self.datasets[dataset]
 
-    def _decode(self, data: bytes, info: DatasetInfo, where: str) -> np.ndarray:
-        """One tile per image, of the lake's size: uint8 [size, size, 3] at the policy's size."""
-        with Image.open(io.BytesIO(data)) as image:
-            if image.size != (info.image_size, info.image_size):
-                raise DrivetrainError(f"{where}: an image of {image.size}, the lake stores {info.image_size} squared")
-            picture = np.asarray(image.convert("RGB"))
-        return _resize(picture, self.config.vision.image_size)
-
     def _sample(
         self,
         info: DatasetInfo,
         task: str,
-        pictures: list[np.ndarray],
+        pictures: np.ndarray,
         state: np.ndarray,
         actions: np.ndarray,
         drawn_for: tuple[int, int, int],
@@ -102,7 +79,6 @@ class GrootProcessor:
         mask[:, : self.actions[info.name].dimensions] = True
         streams = [stream(seed, epoch, id, draw) for draw in range(self.draws)]
         times = [groot_time(g, alpha=config.beta_alpha, beta=config.beta_beta, s=config.noise_s) for g in streams]
-        size = config.vision.image_size
         return Sample(
             id=id,
             epoch=epoch,
@@ -110,7 +86,7 @@ class GrootProcessor:
             weight=1.0,
             tokens=tokens,
             image_tokens=image_tokens,
-            images=np.stack(pictures) if pictures else np.zeros((0, size, size, 3), np.uint8),
+            images=pictures,
             state=self.states[info.name].normalise(state, config.state_width),
             actions=actions,
             action_mask=mask,
@@ -132,9 +108,3 @@ def embodiment_slot(config: GrootConfig, dataset: str) -> int:
             f"{dataset}: embodiment slot {slot}; the policy has slots 0 to {config.head.embodiments - 1}"
         )
     return slot
-
-
-def _resize(picture: np.ndarray, size: int) -> np.ndarray:
-    if picture.shape[0] == size:
-        return picture
-    return np.asarray(Image.fromarray(picture).resize((size, size), Image.Resampling.BICUBIC))
