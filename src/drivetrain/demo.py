@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -79,13 +79,15 @@ class Demo:
         return "\n".join(["", *lines, "", done, *files, "", f"next: {then}"])
 
 
-def demo(out: Path, *, dataset: Path | None = None, seed: int = 0) -> Demo:
+def demo(out: Path, *, dataset: Path | None = None, seed: int = 0, steps: int | None = None) -> Demo:
     """Run everything into the new folder `out`.
 
     dataset: a LeRobot folder to train on instead of recording one; it is measured open loop on held-out episodes.
+    steps:   optimizer updates; by default as many as the recipe has, which the policy needs to succeed.
     """
+    run = replace(groot_demo(), steps=steps, save_every=max(1, steps // 6)) if steps else groot_demo()
     started = time.perf_counter()
-    image_size = groot_demo().policy.vision.image_size
+    image_size = run.policy.vision.image_size
     if out.exists() and any(out.iterdir()):
         raise DrivetrainError(f"{out} is not empty. Remove it, or give another --out.")
     if dataset is not None:
@@ -100,7 +102,7 @@ def demo(out: Path, *, dataset: Path | None = None, seed: int = 0) -> Demo:
     ingest([str(source)], str(out / "lake"), image_size=image_size, ray_address="local", progress=say_ingested)
 
     say(f"3/5 train: {PROCESSES} processes, one of them killed half-way")
-    resumed_at = train_with_a_kill(out, seed, held_out=HELD_OUT if dataset else 0)
+    resumed_at = train_with_a_kill(out, replace(run, seed=seed), held_out=HELD_OUT if dataset else 0)
     policy = export(out / "train", out / "policy")
 
     say("4/5 measure")
@@ -126,14 +128,14 @@ def demo(out: Path, *, dataset: Path | None = None, seed: int = 0) -> Demo:
     return result
 
 
-def train_with_a_kill(out: Path, seed: int, held_out: int) -> int:
+def train_with_a_kill(out: Path, run: Run, held_out: int) -> int:
     """Train through torchrun; SIGKILL one process half-way. Returns the step at which the run went on."""
-    run = groot_demo()
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}",
         "--max-restarts=1", "-m", "drivetrain", "train", run.recipe,
         "--lake", str(out / "lake"), "--out", str(out / "train"),
-        "--resume", "auto", "--seed", str(seed), "--mixture.held-out", str(held_out),
+        "--steps", str(run.steps), "--save-every", str(run.save_every), "--seed", str(run.seed),
+        "--resume", "auto", "--mixture.held-out", str(held_out),
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     log = out / "train.log"

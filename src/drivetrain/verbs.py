@@ -59,8 +59,11 @@ class Demo:
     """Your own LeRobot data set, instead of demonstrations recorded in simulation."""
     seed: int = 0
     """Seed of recording, training and evaluation."""
+    steps: int | None = None
+    """Optimizer updates; by default as many as the policy needs to succeed."""
 
     def check(self) -> None:
+        at_least(6, steps=6 if self.steps is None else self.steps)
         if self.dataset is not None:
             existing_folder("--dataset", self.dataset, "a LeRobot data set")
         writable_folder("--out", self.out)
