@@ -20,7 +20,7 @@ def groot_finetune() -> Run:
         steps=10_000,
         batch=Batch(samples=128, packs=2),
         optimizer=Optimizer(learning_rate=1e-4, warmup_steps=500),
-        save_every=750,
+        save_every=1000,
     )
 
 
@@ -51,7 +51,7 @@ def groot_demo() -> Run:
         batch=Batch(samples=32, packs=2, draws=4),
         optimizer=Optimizer(learning_rate=1.5e-3, betas=(0.9, 0.95), weight_decay=1e-4, warmup_steps=30),
         precision="float32",
-        save_every=100,
+        save_every=75,
         log_every=20,
         workers=0,
         threads=1,
