@@ -141,6 +141,8 @@ class Evaluate:
     """Index of the first initial state; choose it beyond the states that were recorded for training."""
     out: Path = Path("out/evaluation")
     """Folder for results and films."""
+    dataset: str | None = None
+    """Which of the data sets it was trained on has this robot; may be left out where there is only one."""
     blind: bool = False
     """Show the policy black images: what it does without seeing is the floor to beat."""
 

@@ -20,6 +20,7 @@ def evaluate_checkpoint(
     out: Path,
     *,
     first_state: int = 0,
+    dataset: str | None = None,
     blind: bool = False,
     max_steps: int = MAX_STEPS,
     execute: int = 0,
@@ -28,11 +29,12 @@ def evaluate_checkpoint(
 ) -> dict:
     """Evaluate a run, a checkpoint or an exported policy into the folder `out`; returns what `--json` prints.
 
+    dataset: which of the data sets it was trained on has this robot; may be left out where there is only one.
     execute: actions of a chunk that are carried out before the policy is asked again; 0 takes half of the chunk.
     Images have the size at which the training data were stored. Errors: as in `evaluate`, and a folder without a policy.
     """
     check_suite(suite)
-    policy = _load(checkpoint)
+    policy = _load(checkpoint, dataset)
     execute = execute or max(1, policy.config.horizon // 2)
     states = range(first_state, first_state + episodes)
     results = evaluate(
@@ -62,9 +64,9 @@ def evaluate_checkpoint(
     }
 
 
-def _load(folder: Path) -> ExportedPolicy:
+def _load(folder: Path, dataset: str | None) -> ExportedPolicy:
     """The policy of an exported folder, or of a run or checkpoint, which is exported aside first."""
     if (folder / "config.json").is_file():
-        return ExportedPolicy(folder)
+        return ExportedPolicy(folder, dataset=dataset)
     with tempfile.TemporaryDirectory() as aside:
-        return ExportedPolicy(export(folder, Path(aside) / "policy"))
+        return ExportedPolicy(export(folder, Path(aside) / "policy"), dataset=dataset)
