@@ -15,7 +15,7 @@ from drivetrain.types import PackedBatch, PackShape, Sample
 def micro(**changes) -> GrootConfig:
     """Smaller still than `tiny()`: 16 tokens per image, so that exhaustive comparisons take seconds."""
     config = tiny(horizon=5)
-    vision = dataclasses.replace(config.vision, image_size=32)
+    vision = dataclasses.replace(config.vision, image_size=32, patch_size=8)
     head = dataclasses.replace(config.head, embodiments=4, layers=4)
     return dataclasses.replace(config, vision=vision, head=head, new_embodiment=3, **changes)
 

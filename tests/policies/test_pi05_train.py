@@ -10,20 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from fixtures import Tiny, write_v21, write_v30
-from pi05_samples import golden, random_sample
 
 from drivetrain.checkpoint.export import ExportedPolicy, export
-from drivetrain.data.pack import pack
 from drivetrain.lake.ingest import ingest
-from drivetrain.parallel.mesh import world
 from drivetrain.policies.pi05.config import Pi05Config
-from drivetrain.policies.pi05.model import Pi05
-from drivetrain.policies.pi05.parallelize import parallelize
-from drivetrain.policies.pi05.weights import load, published_tensors, save
 from drivetrain.run import read_run
-from drivetrain.types import Observation, PackShape
+from drivetrain.types import Observation
 
 
 @pytest.fixture(scope="module")
@@ -58,33 +51,3 @@ def test_a_run_of_two_robots_is_saved_exported_and_acts(trained, tmp_path):
     assert first.shape == other.shape == (16, 7) and np.isfinite([first, other]).all()
     assert not np.allclose(first, other)
     assert np.array_equal(policy.act(seen[:1], [0])[0].round(3), first.round(3)), "it depends on its neighbours"
-
-
-def test_a_sharded_model_reads_computes_and_writes_the_same(tmp_path):
-    torch.manual_seed(0)
-    plain = Pi05(golden())
-    with torch.no_grad():
-        for parameter in plain.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-    save(plain, tmp_path)
-    samples = [random_sample(golden(), i, cameras=1 + i, draws=2, dims=5) for i in range(2)]
-    batch = pack(samples, PackShape(tokens=100, samples=3, images=4))
-    batch.tokens.clamp_(max=39)
-    plain.loss(batch).total.backward()
-    with world() as here:
-        with torch.device("meta"):
-            model = Pi05(golden())
-        parallelize(model, here.mesh, "float32")
-        model.to_empty(device="cpu")
-        load(model, tmp_path)
-        stored = dict(published_tensors(plain))
-        assert all(torch.equal(stored[n], t) for n, t in published_tensors(model))
-        loss = model(batch)
-        loss.total.backward()
-        assert torch.allclose(loss.total.detach(), plain.loss(batch).total.detach(), rtol=1e-6)
-        wanted = {n: p.grad for n, p in plain.named_parameters() if p.grad is not None}
-        found = {n: p.grad.full_tensor() for n, p in model.named_parameters() if p.grad is not None}
-        assert found.keys() == wanted.keys()
-        for name, grad in wanted.items():
-            assert torch.allclose(found[name], grad, rtol=1e-4, atol=1e-5 * float(grad.abs().max()) + 1e-8), name
-        assert torch.allclose(model.act(batch), plain.act(batch), atol=1e-5)

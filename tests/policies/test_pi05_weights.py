@@ -65,7 +65,7 @@ def test_full_size_has_the_published_parameters():
     assert millions("") == 3353.4
     unused = sum(p.numel() for p in model.unused())
     assert round(unused / 1e6, 1) == 109.1, "the prefix's half of the last layer"
-    assert round(sum(p.numel() for p in model.parameters() if p.requires_grad) / 1e6, 1) == round(3353.4 - 109.1, 1)
+    assert round(sum(p.numel() for p in model.parameters() if p.requires_grad) / 1e6, 1) == 3244.4
     published = [part.name for pieces in parts(config).values() for part in pieces]
     assert len(set(published)) == len(published) == 811
     assert UNUSED_HEAD not in published

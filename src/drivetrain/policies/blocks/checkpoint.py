@@ -7,7 +7,7 @@ over or misshaped.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,21 +75,33 @@ def open_tensors(folder: Path, stack: ExitStack) -> dict[str, Stored]:
     return found
 
 
-def fill(model: nn.Module, wanted: Parts, tensors: dict[str, Stored], folder: Path) -> int:
+def fill(
+    model: nn.Module,
+    wanted: Parts,
+    tensors: dict[str, Stored],
+    folder: Path,
+    *,
+    resizable: Mapping[str, int] | None = None,
+    resize: bool = False,
+    adapt: Callable[[str, Tensor], Tensor] | None = None,
+) -> int:
     """Fill every parameter of `model`, one by one. Returns how many tensors were read.
 
     Parameters may be sharded (DTensor): each process keeps its shard and holds one whole parameter at a time.
+    resizable: parameter -> the dimension in which a checkpoint may differ, if `resize` says so.
+    adapt:     (parameter's name, whole tensor as read) -> the tensor, of the parameter's shape, that goes into it.
     Raises DrivetrainError that names every missing, extra or misshaped tensor.
     """
     parameters = dict(model.named_parameters())
     assert parameters.keys() == wanted.keys(), parameters.keys() ^ wanted.keys()
-    if faults := _faults(parameters, wanted, tensors):
+    if faults := _faults(parameters, wanted, tensors, resizable or {}, resize):
         more = [f"and {len(faults) - SHOWN_FAULTS} more"] if len(faults) > SHOWN_FAULTS else []
         shown = "\n  ".join(faults[:SHOWN_FAULTS] + more)
         raise DrivetrainError(f"{folder} does not hold the weights of this model ({len(faults)} faults):\n  {shown}")
     for name, parameter in parameters.items():
         read = [tensors[part.name].read() for part in wanted[name]]
-        _fill(parameter, read[0] if len(read) == 1 else torch.cat(read))
+        whole = read[0] if len(read) == 1 else torch.cat(read)
+        _fill(parameter, adapt(name, whole) if adapt else whole)
     return sum(map(len, wanted.values()))
 
 
@@ -127,7 +139,14 @@ def siglip_parts(layers: int, width: int, tower: str) -> Parts:
     return made
 
 
-def _faults(parameters: dict[str, nn.Parameter], wanted: Parts, tensors: dict[str, Stored]) -> list[str]:
+def _faults(
+    parameters: dict[str, nn.Parameter],
+    wanted: Parts,
+    tensors: dict[str, Stored],
+    resizable: Mapping[str, int],
+    resize: bool,
+) -> list[str]:
+    """All that is wrong with a checkpoint."""
     faults = []
     for ours, pieces in wanted.items():
         if parameters[ours].is_meta:
@@ -137,8 +156,12 @@ def _faults(parameters: dict[str, nn.Parameter], wanted: Parts, tensors: dict[st
                 faults.append(f"missing: {part.name}")
                 continue
             expected = [part.rows or parameters[ours].shape[0], *parameters[ours].shape[1:]]
-            if (found := list(tensors[part.name].shape)) != expected:
-                faults.append(f"shape of {part.name}: {found} in the file, {expected} in the model")
+            found = list(tensors[part.name].shape)
+            if resize and ours in resizable and len(found) == len(expected):
+                expected[resizable[ours]] = found[resizable[ours]]
+            if found != expected:
+                hint = " (pass resize=True to keep the shared dimensions)" if ours in resizable else ""
+                faults.append(f"shape of {part.name}: {found} in the file, {expected} in the model{hint}")
     known = {part.name for pieces in wanted.values() for part in pieces}
     return faults + [f"not known: {name}" for name in sorted(tensors.keys() - known)]
 

@@ -5,8 +5,7 @@ Our parameters are the published tensors stacked along their first dimension whe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from drivetrain.policies.blocks.checkpoint import Part, Parts, siglip_parts
 from drivetrain.policies.groot.config import GrootConfig
 
 VISION = "backbone.eagle_model.vision_model.vision_model"
@@ -17,24 +16,14 @@ POOLING = f"{VISION}.head."
 HEAD = "action_head"
 
 
-@dataclass(frozen=True)
-class Part:
-    """A published tensor and how many rows of our parameter it fills; None: all of them."""
-
-    name: str
-    rows: int | None = None
-
-
-def parts(config: GrootConfig) -> dict[str, tuple[Part, ...]]:
+def parts(config: GrootConfig) -> Parts:
     """Our parameter's name -> the published tensors that it consists of, in order of rows."""
-    made: dict[str, tuple[Part, ...]] = {}
+    made = siglip_parts(config.vision.layers, config.vision.width, VISION)
 
     def layer(ours: str, *published: tuple[str, int | None], bias: bool = True) -> None:
         for kind in ("weight", "bias") if bias else ("weight",):
             made[f"{ours}.{kind}"] = tuple(Part(f"{name}.{kind}", rows) for name, rows in published)
 
-    _vision(config, layer)
-    made["vision.positions"] = (Part(f"{VISION}.embeddings.position_embedding.weight"),)
     layer("connector", ("backbone.eagle_model.mlp1.0", None))
     made["language.embedding.weight"] = (Part(WORDS),)
     _language(config, layer)
@@ -46,20 +35,6 @@ def parts(config: GrootConfig) -> dict[str, tuple[Part, ...]]:
         for kind in ("W", "b"):
             made[f"{ours}.{kind}"] = (Part(f"{HEAD}.{ours}.{kind}"),)
     return made
-
-
-def _vision(config: GrootConfig, layer) -> None:
-    width = config.vision.width
-    layer("vision.patch", (f"{VISION}.embeddings.patch_embedding", None))
-    layer("vision.norm", (f"{VISION}.post_layernorm", None))
-    for i in range(config.vision.layers):
-        ours, theirs = f"vision.blocks.{i}", f"{VISION}.encoder.layers.{i}"
-        layer(f"{ours}.norm1", (f"{theirs}.layer_norm1", None))
-        layer(f"{ours}.norm2", (f"{theirs}.layer_norm2", None))
-        layer(f"{ours}.qkv", *((f"{theirs}.self_attn.{p}_proj", width) for p in "qkv"))
-        layer(f"{ours}.out", (f"{theirs}.self_attn.out_proj", None))
-        layer(f"{ours}.up", (f"{theirs}.mlp.fc1", None))
-        layer(f"{ours}.down", (f"{theirs}.mlp.fc2", None))
 
 
 def _language(config: GrootConfig, layer) -> None:

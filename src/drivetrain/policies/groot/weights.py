@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch import Tensor
 
+from drivetrain.policies.blocks.checkpoint import Part, Stored, fill, open_tensors, published
 from drivetrain.policies.groot.config import GrootConfig
 from drivetrain.policies.groot.model import Groot
-from drivetrain.policies.groot.names import POOLING, WORDS, WORDS_TIED, Part, parts, pooling_head
-from drivetrain.types import DrivetrainError
+from drivetrain.policies.groot.names import POOLING, WORDS, WORDS_TIED, parts, pooling_head
 
 LEROBOT_PREFIX = "_groot_model."
 
@@ -66,25 +64,22 @@ def load(
     seed:        of what starts anew.
     Raises DrivetrainError that names every missing, extra or misshaped tensor.
     """
+    generator, resized = torch.Generator().manual_seed(seed), []
+
+    def adapt(name: str, whole: Tensor) -> Tensor:
+        shape, bias = model.get_parameter(name).shape, name.endswith(".b")
+        if whole.shape != shape:
+            whole = _resize(whole, shape, bias, generator)
+            resized.append(name)
+        if name.startswith(PER_EMBODIMENT):
+            for slot in fresh_slots:
+                whole[slot] = _fresh(whole[slot].shape, bias, generator)
+        return whole
+
     with ExitStack() as stack:
-        source = _open(folder, stack)
-        tensors, unused = _recognise(source)
+        tensors, unused = _recognise(open_tensors(folder, stack))
         wanted = parts(model.config) if unused is not None else {n: (Part(n),) for n in parts(model.config)}
-        parameters = dict(model.named_parameters())
-        assert parameters.keys() == wanted.keys(), parameters.keys() ^ wanted.keys()
-        _check(parameters, wanted, tensors, resize, folder)
-        generator = torch.Generator().manual_seed(seed)
-        resized = []
-        for name, parameter in parameters.items():
-            whole = _read(wanted[name], tensors)
-            if whole.shape != parameter.shape:
-                whole = _resize(whole, parameter.shape, name.endswith(".b"), generator)
-                resized.append(name)
-            if name.startswith(PER_EMBODIMENT):
-                for slot in fresh_slots:
-                    whole[slot] = _fresh(whole[slot].shape, name.endswith(".b"), generator)
-            _fill(parameter, whole)
-        read = sum(len(p) for p in wanted.values())
+        read = fill(model, wanted, tensors, folder, resizable=RESIZABLE, resize=resize, adapt=adapt)
     return LoadReport(read, tuple(unused or ()), tuple(resized), tuple(fresh_slots))
 
 
@@ -94,15 +89,10 @@ def published_tensors(model: Groot, dtype: torch.dtype | None = None) -> Iterato
     The word embedding comes under both of its names, and the pooling head, which is not in the model, as zeros. With
     sharded parameters every process must run through it.
     """
-    split = parts(model.config)
-    for name, parameter in model.named_parameters():
-        whole = parameter.detach()
-        whole = (whole.full_tensor() if isinstance(whole, DTensor) else whole).to("cpu", dtype)
-        rows = [part.rows or len(whole) for part in split[name]]
-        for part, piece in zip(split[name], whole.split(rows), strict=True):
-            yield part.name, piece.clone()
-            if part.name == WORDS:
-                yield WORDS_TIED, piece.clone()
+    for name, tensor in published(model, parts(model.config), dtype):
+        yield name, tensor
+        if name == WORDS:
+            yield WORDS_TIED, tensor.clone()
     for name, shape in pooling_head(model.config).items():
         yield name, torch.zeros(shape, dtype=dtype or torch.float32)
 
@@ -148,93 +138,15 @@ def _save_shard(tensors: dict[str, Tensor], folder: Path, number: int) -> Path:
     return file
 
 
-def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
-    """Tensor name -> open safetensors file that holds it."""
-    index = folder / "model.safetensors.index.json"
-    if folder.is_file():
-        files = [folder]
-    elif index.is_file():
-        names = set(json.loads(index.read_text())["weight_map"].values())
-        if bad := [n for n in names if Path(n).name != n]:
-            raise DrivetrainError(f"{index} points out of its folder: {bad[0]!r}")
-        files = [folder / n for n in sorted(names)]
-    else:
-        files = [folder / "model.safetensors"]
-    found: dict[str, Any] = {}
-    for file in files:
-        if not file.is_file():
-            raise DrivetrainError(f"there are no weights at {file}; give a folder with model.safetensors or its shards")
-        try:
-            opened = stack.enter_context(safe_open(file, framework="pt"))
-        except Exception as error:  # the library's own error type is not exported
-            raise DrivetrainError(
-                f"{file} is not a readable safetensors file ({error}); copy or download it again"
-            ) from error
-        found.update(dict.fromkeys(opened.keys(), opened))
-    return found
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """A tensor in an open file, under the name that the file gives it."""
-
-    file: Any
-    name: str
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.file.get_slice(self.name).get_shape())
-
-    def read(self) -> Tensor:
-        return self.file.get_tensor(self.name)
-
-
-def _recognise(source: dict[str, Any]) -> tuple[dict[str, _Stored], list[str] | None]:
+def _recognise(source: dict[str, Stored]) -> tuple[dict[str, Stored], list[str] | None]:
     """The tensors by their published names, and those set aside by rule; None instead where the names are our own."""
     if "language.embedding.weight" in source and not any(n.startswith(("backbone.", LEROBOT_PREFIX)) for n in source):
-        return {n: _Stored(f, n) for n, f in source.items()}, None
-    stored = {n.removeprefix(LEROBOT_PREFIX): _Stored(f, n) for n, f in source.items()}
+        return source, None
+    stored = {n.removeprefix(LEROBOT_PREFIX): tensor for n, tensor in source.items()}
     if WORDS not in stored and WORDS_TIED in stored:
         stored[WORDS] = stored.pop(WORDS_TIED)
     unused = [n for n in stored if n.startswith(POOLING) or n == WORDS_TIED]
     return {n: s for n, s in stored.items() if n not in unused}, unused
-
-
-def _check(
-    parameters: dict[str, nn.Parameter],
-    wanted: dict[str, tuple[Part, ...]],
-    tensors: dict[str, _Stored],
-    resize: bool,
-    folder: Path,
-) -> None:
-    """All that is wrong with a checkpoint, in one error."""
-    faults = []
-    for ours, pieces in wanted.items():
-        if parameters[ours].is_meta:
-            raise DrivetrainError(f"{ours} has no memory yet: call to_empty(device=...) before loading")
-        for part in pieces:
-            if part.name not in tensors:
-                faults.append(f"missing: {part.name}")
-                continue
-            expected = list(parameters[ours].shape)
-            expected[0] = part.rows or expected[0]
-            found = list(tensors[part.name].shape)
-            if resize and ours in RESIZABLE and len(found) == len(expected):
-                free = RESIZABLE[ours]
-                expected[free] = found[free]
-            if found != expected:
-                hint = " (pass resize=True to keep the shared dimensions)" if ours in RESIZABLE else ""
-                faults.append(f"shape of {part.name}: {found} in the file, {expected} in the model{hint}")
-    known = {part.name for pieces in wanted.values() for part in pieces}
-    faults += [f"not known: {name}" for name in sorted(tensors.keys() - known)]
-    if faults:
-        shown = "\n  ".join(faults[:40]) + (f"\n  and {len(faults) - 40} more" if len(faults) > 40 else "")
-        raise DrivetrainError(f"{folder} does not hold the weights of this model ({len(faults)} faults):\n  {shown}")
-
-
-def _read(pieces: tuple[Part, ...], tensors: dict[str, _Stored]) -> Tensor:
-    read = [tensors[part.name].read() for part in pieces]
-    return read[0] if len(read) == 1 else torch.cat(read)
 
 
 def _fresh(shape: Sequence[int], bias: bool, generator: torch.Generator) -> Tensor:
@@ -247,16 +159,3 @@ def _resize(whole: Tensor, shape: torch.Size, bias: bool, generator: torch.Gener
     shared = tuple(slice(min(a, b)) for a, b in zip(whole.shape, shape, strict=True))
     made[shared] = whole[shared]
     return made
-
-
-@torch.no_grad()
-def _fill(parameter: nn.Parameter, whole: Tensor) -> None:
-    """Copy a whole tensor, equal on all processes, into a parameter or into this process's shard of it."""
-    if not isinstance(parameter, DTensor):
-        parameter.copy_(whole)
-        return
-    local = parameter.to_local()
-    whole = whole.to(local.device, local.dtype)
-    # no process sends anything: each has read the file itself
-    shard = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-    local.copy_(shard.to_local())

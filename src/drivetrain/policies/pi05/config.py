@@ -1,6 +1,6 @@
 """pi-0.5's dimensions.
 
-`Pi05Config()` is the published model of 3.35 billion parameters; `tiny()` is the same code at two million.
+`Pi05Config()` is the published model of 3.35 billion parameters; `tiny()` is the same code at 0.87 million.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Pi05Config:
 
 
 def tiny(horizon: int = 16) -> Pi05Config:
-    """The same architecture at 1.2 million parameters for a CPU: 64-pixel images, text as bytes."""
+    """The same architecture at 0.87 million parameters for a CPU: 64-pixel images, text as bytes."""
     return Pi05Config(
         vision=VisionConfig(image_size=64, patch_size=8, layers=2, width=96, heads=3, mlp=192),
         gemma=GemmaConfig(

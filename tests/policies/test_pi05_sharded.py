@@ -1,0 +1,76 @@
+"""pi-0.5 sharded, and on a GPU compiled, in bfloat16, with the flash kernel: the same model."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from pi05_samples import golden, micro, random_sample
+
+from drivetrain.data.pack import pack
+from drivetrain.parallel.mesh import world
+from drivetrain.policies.pi05.model import Pi05
+from drivetrain.policies.pi05.parallelize import parallelize
+from drivetrain.policies.pi05.weights import load, published_tensors, save
+from drivetrain.types import PackShape
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a world with a GPU takes it; the next test is for that")
+def test_a_sharded_model_reads_computes_and_writes_the_same(tmp_path):
+    torch.manual_seed(0)
+    plain = Pi05(golden())
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    save(plain, tmp_path)
+    samples = [random_sample(golden(), i, cameras=1 + i, draws=2, dims=5) for i in range(2)]
+    batch = pack(samples, PackShape(tokens=100, samples=3, images=4))
+    batch.tokens.clamp_(max=39)
+    plain.loss(batch).total.backward()
+    with world() as here:
+        with torch.device("meta"):
+            model = Pi05(golden())
+        parallelize(model, here.mesh, "float32")
+        model.to_empty(device=here.device)
+        load(model, tmp_path)
+        stored = dict(published_tensors(plain))
+        assert all(torch.equal(stored[n], t) for n, t in published_tensors(model))
+        loss = model(batch)
+        loss.total.backward()
+        assert torch.allclose(loss.total.detach(), plain.loss(batch).total.detach(), rtol=1e-6)
+        wanted = {n: p.grad for n, p in plain.named_parameters() if p.grad is not None}
+        found = {n: p.grad.full_tensor() for n, p in model.named_parameters() if p.grad is not None}
+        assert found.keys() == wanted.keys()
+        for name, grad in wanted.items():
+            assert torch.allclose(found[name], grad, rtol=1e-4, atol=1e-5 * float(grad.abs().max()) + 1e-8), name
+        assert torch.allclose(model.act(batch), plain.act(batch), atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the flash kernel and compilation are for CUDA")
+def test_a_gpu_in_bfloat16_agrees_with_a_cpu_in_float32():
+    """Compiled, sharded, with the flash kernel over folded heads: equal up to what bfloat16 rounds."""
+    torch.manual_seed(0)
+    config = micro()
+    config = dataclasses.replace(config, gemma=dataclasses.replace(config.gemma, heads=8, head_dim=64))
+    exact = Pi05(config)
+    with torch.no_grad():
+        for parameter in exact.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    rounded = copy.deepcopy(exact).cuda()
+    samples = [random_sample(config, i, cameras=1 + i % 3, draws=2, dims=5 + i) for i in range(5)]
+    batch = pack(samples, PackShape(tokens=400, samples=7, images=13))
+    exact.loss(batch).total.backward()
+    with world() as here:
+        parallelize(rounded, here.mesh, "bfloat16")
+        loss = rounded(batch.to("cuda"))
+        loss.total.backward()
+        assert float(loss.total.detach()) == pytest.approx(float(exact.loss(batch).total.detach()), rel=2e-3)
+        found = {n: p.grad.full_tensor().cpu() for n, p in rounded.named_parameters() if p.grad is not None}
+        for name, parameter in exact.named_parameters():
+            if parameter.grad is None:
+                assert name not in found
+                continue
+            assert (found[name] - parameter.grad).norm() <= 0.04 * parameter.grad.norm(), name
+        assert torch.allclose(rounded.act(batch.to("cuda")).cpu(), exact.act(batch), atol=0.02)
