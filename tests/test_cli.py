@@ -99,7 +99,8 @@ def test_help_of_a_verb_shows_an_example_that_parses(
 def test_help_of_a_recipe_explains_its_settings() -> None:
     done = drivetrain("train", "groot_demo", "--help")
     assert done.returncode == 0
-    for text in ("--batch.samples", "--optimizer.learning-rate", "optimizer updates", "--json", "default: 300"):
+    default = f"default: {RECIPES['groot_demo']().steps}"
+    for text in ("--batch.samples", "--optimizer.learning-rate", "optimizer updates", "--json", default):
         assert text in done.stdout
     for filled_in in ("--recipe", "--lake-version", "--run."):
         assert filled_in not in done.stdout

@@ -34,7 +34,7 @@ class Record:
     """New folder for the data set."""
     first_state: int = 0
     """Index of the initial state of the first episode; each next episode takes the next one."""
-    image_size: int = 224
+    image_size: int = 96
     """Height and width of the recorded images, in pixels."""
     noise: float = 0.7
     """Standard deviation of the noise on the executed motion, as a share of an action's largest value."""
