@@ -7,6 +7,7 @@ data recorded without noise drifts into such states and has never seen the way o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import time
@@ -91,6 +92,7 @@ def record(
     shutil.rmtree(partial, ignore_errors=True)
     partial.parent.mkdir(parents=True, exist_ok=True)
     pool = spawn_workers(suite, image_size, min(workers, episodes))
+    writer = None
     try:
         progress(f"recording {episodes} episodes of {suite} with {len(pool)} simulators")
         import lerobot.datasets.lerobot_dataset  # noqa: F401  (seconds of import, while the simulators start)
@@ -119,6 +121,9 @@ def record(
     finally:
         for worker in pool:
             worker.stop()
+        if writer is not None and partial.exists():  # cut short: its threads must not write into what is being removed
+            with contextlib.suppress(Exception):
+                writer.finalize()
         shutil.rmtree(partial, ignore_errors=True)
     progress(f"{len(stored)} episodes, {steps} steps in {out} ({report.seconds:.0f} s)")
     return report
