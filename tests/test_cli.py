@@ -383,6 +383,7 @@ def work(checkpoint, out):
         case "package":
             import nowhere_to_be_found
         case "interrupt":
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
             os.kill(os.getpid(), signal.SIGINT)
 
 module = types.ModuleType("work")
