@@ -84,7 +84,7 @@ def measure(policy: str, cameras: int, samples: int, draws: int, steps: int) -> 
         for k in range(steps):
             torch.cuda.synchronize()
             began = time.perf_counter()
-            loss = update(run, model, StepPacks(k, [batch], 1), here)
+            loss = update(run, model, StepPacks(k, [batch]), here)
             torch.nn.utils.clip_grad_norm_(model.parameters(), run.optimizer.clip_norm)
             optimizer.step()
             optimizer.zero_grad()

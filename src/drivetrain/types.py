@@ -220,12 +220,10 @@ class StepPacks:
     """What one rank trains on in one step.
 
     packs: as many on every rank; where the plan has fewer, the last are empty (weight 0).
-    real:  how many of them are not empty.
     """
 
     step: int
     packs: list[PackedBatch]
-    real: int
 
     def pin_memory(self) -> StepPacks:
         return replace(self, packs=[p.pin_memory() for p in self.packs])

@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import pytest
-from fixtures import Tiny, write_v21, write_v30
+from fixtures import write_v21, write_v30
+from watermarked import ONE, TWO
 
 from drivetrain.lake.ingest import ingest
-
-ONE = Tiny(lengths=(12, 20, 16), sizes={"observation.images.front": (64, 64)})
-TWO = Tiny(lengths=(18, 9, 11))
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from conftest import ONE, TWO
 from fixtures import action_rows, read_full_watermark, state_rows
+from watermarked import ONE, TWO
 
 from drivetrain.data.loader import PlannedSteps, load
 from drivetrain.lake.lake import open_lake
@@ -57,17 +57,17 @@ def test_every_sample_is_whole(watermarked_lake):
     assert len(seen) > 60  # of 86 steps: some are drawn twice across the epoch's end
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_ranks_share_a_step_without_overlap(watermarked_lake, world):
+def test_ranks_share_a_step_without_overlap(watermarked_lake):
     alone = planned(watermarked_lake)
-    ranks = [planned(watermarked_lake, r, 2) for r in range(2)] if world == 2 else None
-    if ranks is None:
-        with pytest.raises(DrivetrainError, match=r"--batch\.packs"):
-            planned(watermarked_lake, 0, 4)
-        return
+    ranks = [planned(watermarked_lake, rank, 2) for rank in range(2)]
     for k in range(3):
         expected = [p.sample.tolist() for p in alone[k].packs]
         assert [r[k].packs[0].sample.tolist() for r in ranks] == expected
+
+
+def test_more_ranks_than_packs_are_refused(watermarked_lake):
+    with pytest.raises(DrivetrainError, match=r"--batch\.packs"):
+        planned(watermarked_lake, 0, 4)
 
 
 def test_workers_and_thread_give_the_same_packs(watermarked_lake):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import environment, train, train_command
+from commands import environment, train, train_command
 
 from drivetrain.checkpoint.save import find, load_model
 from drivetrain.policies import make_model

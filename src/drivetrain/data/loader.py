@@ -68,10 +68,9 @@ class PlannedSteps(Dataset):
                 for s, i, e in zip(steps, p.sample, p.epoch, strict=True)
             ]
             packs.append(pack(samples, self.plan.shape))
-        real = len(packs)
         slots = -(-len(planned) // self.world)
-        packs += [emptied(packs[0])] * (slots - real)
-        return StepPacks(step, packs, real)
+        packs += [emptied(packs[0])] * (slots - len(packs))
+        return StepPacks(step, packs)
 
 
 def emptied(batch: PackedBatch) -> PackedBatch:
