@@ -1,12 +1,13 @@
 """Policies. Each lives in a folder of its own and is found through its config class, so there is no list to extend.
 
-A policy's folder holds `config.py` (dimensions), `model.py` (`make_model`), `processor.py` (`make_processor`) and
-`parallelize.py` (`parallelize`), `weights.py` (`load`).
+A policy's folder holds `config.py` (dimensions), `model.py` (`make_model`), `processor.py` (`make_processor`),
+`parallelize.py` (`parallelize`), `weights.py` (`load`) and `cost.py` (`flops`).
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
+    from drivetrain.policies.blocks.cost import Flops
     from drivetrain.types import DatasetInfo, Processor
 
 
@@ -55,6 +57,21 @@ def _folder_of(weights: str) -> Path:
 def parallelize(config: Any, model: nn.Module, mesh: DeviceMesh, precision: str) -> None:
     """Shard and compile `model` in place."""
     _room(config, "parallelize").parallelize(model, mesh, precision)
+
+
+def flops(config: Any, tokens: Sequence[int], images: int, draws: int = 1) -> Flops:
+    """What training on some samples computes, forward and backward: the sum of `flops_by_part`."""
+    parts = flops_by_part(config, tokens, images, draws)
+    return sum(parts.values(), start=type(next(iter(parts.values())))())
+
+
+def flops_by_part(config: Any, tokens: Sequence[int], images: int, draws: int = 1) -> dict[str, Flops]:
+    """Part of the policy -> what training on some samples computes there, by what `config` trains.
+
+    tokens: length of each sample, in tokens, image tokens included.   images: of all samples together.
+    draws:  K, flow draws per sample.   Recomputation is not counted, nor are padding and empty slots of a pack.
+    """
+    return _room(config, "cost").flops(config, tokens, images, draws)
 
 
 def _room(config: Any, name: str) -> ModuleType:
