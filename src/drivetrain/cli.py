@@ -55,6 +55,11 @@ VERBS = {
         "runs and their measurements on one page",
         "drivetrain report out/train --html out/report.html",
     ),
+    "doctor": (
+        "drivetrain.cluster.doctor:doctor",
+        "is this machine or cluster fit to train; measured, with what to fix",
+        "drivetrain doctor --lake out/lake --html out/doctor.html",
+    ),
 }
 
 
@@ -121,7 +126,7 @@ def _run(verb: str, rest: list[str], machine: IO[str] | None) -> int:
     result = error = None
     try:
         result = _call(verb, rest)
-        code = 0
+        code = getattr(result, "exit_code", 0)  # a result may say by itself that the work came out badly
     except SystemExit as stopped:  # the argument parser has printed the reasons, or the help
         code = stopped.code if isinstance(stopped.code, int) else 1
         error = "bad arguments; the reasons are on stderr" if code else None
@@ -136,10 +141,11 @@ def _run(verb: str, rest: list[str], machine: IO[str] | None) -> int:
     if machine is not None:
         import json
 
-        answer = {"error": error} if code else plain(result)
-        print(json.dumps(answer if isinstance(answer, dict) else {"result": answer}), file=machine)
+        answer = {"error": error} if error else plain(result)
+        if error or _rank() in (None, "0"):
+            print(json.dumps(answer if isinstance(answer, dict) else {"result": answer}), file=machine)
         machine.close()
-    elif not code and _rank() in (None, "0"):
+    elif not error and _rank() in (None, "0"):
         _print(result)
     return code
 

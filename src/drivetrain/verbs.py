@@ -180,8 +180,25 @@ class Report:
         writable_file("--html", self.html)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Doctor:
+    lake: str | None = None
+    """A lake to read from, the way training reads it."""
+    out: Path = Path("out/doctor")
+    """Folder on the disk that checkpoints will go to; written to and cleared again."""
+    html: Path | None = None
+    """Write a page with heat maps of the links to this file."""
+
+    def check(self) -> None:
+        if self.lake is not None and "://" not in self.lake:
+            existing_folder("--lake", Path(self.lake), "a lake; `drivetrain ingest` makes one")
+        writable_folder("--out", self.out)
+        if self.html is not None:
+            writable_file("--html", self.html)
+
+
 ARGUMENTS: dict[str, type] = {
-    kind.__name__.lower(): kind for kind in (Record, Demo, Ingest, Inspect, Train, Evaluate, Export, Report)
+    kind.__name__.lower(): kind for kind in (Record, Demo, Ingest, Inspect, Train, Evaluate, Export, Report, Doctor)
 }
 
 
