@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gradients import assert_sees_an_error_in_every_gradient, by_part, disagreements
 from groot_samples import golden
 from safetensors.torch import load_file, save_file
 
@@ -20,6 +21,9 @@ from drivetrain.policies.groot.weights import build
 from drivetrain.types import PackedBatch, PackShape, Sample
 
 REFERENCE = Path(__file__).parents[1] / "golden" / "groot.safetensors"
+# The queries and keys of this diffusion have gradients that are small differences of large terms: rounding moves them by
+# up to 8e-5 of their norm, by another share on every instruction set.
+ROUNDING = 3e-4
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +80,9 @@ def test_velocity(model, reference, batch):
         assert torch.allclose(kept[0][i], reference[f"{i}.velocity"], rtol=1e-4, atol=2e-5)
 
 
-def test_loss_and_every_gradient(model, reference, batch):
+@pytest.fixture(scope="module")
+def gradients(model, reference, batch) -> dict[str, dict[str, torch.Tensor]]:
+    """Whose -> by published tensor."""
     model.zero_grad()
     made = model.loss(batch)
     made.total.backward()
@@ -84,16 +90,17 @@ def test_loss_and_every_gradient(model, reference, batch):
     published = {n.removeprefix("gradients."): t for n, t in reference.items() if n.startswith("gradients.")}
     if WORDS not in published:
         published[WORDS] = published.pop(WORDS_TIED)
-    compared = set()
-    for name, parameter in model.named_parameters():
-        split = parts(model.config)[name]
-        rows = [part.rows or len(parameter) for part in split]
-        assert parameter.grad is not None, name
-        for part, grad in zip(split, parameter.grad.split(rows), strict=True):
-            error = (grad - published[part.name]).abs().max()
-            assert error <= 1e-4 * published[part.name].abs().max() + 1e-7, f"{part.name}: {error}"
-            compared.add(part.name)
-    assert compared == set(published), compared ^ set(published)
+    ours = by_part({n: p.grad for n, p in model.named_parameters()}, parts(model.config))
+    return {"ours": ours, "published": published}
+
+
+def test_loss_and_every_gradient(gradients):
+    wrong = disagreements(gradients["ours"], gradients["published"], ROUNDING)
+    assert not wrong, wrong
+
+
+def test_an_error_of_a_thousandth_in_any_gradient_is_seen(gradients):
+    assert_sees_an_error_in_every_gradient(gradients["ours"], gradients["published"], ROUNDING)
 
 
 def test_sampled_actions(model, reference, batch):

@@ -209,8 +209,10 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 folder, rank, helpers = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 sys.path.insert(0, helpers)
+from gradients import by_part, disagreements
 from groot_samples import golden, random_sample, tight
 from drivetrain.policies.groot.model import Groot
+from drivetrain.policies.groot.names import parts
 from drivetrain.policies.groot.weights import build, load, published_tensors
 dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
 mesh = init_device_mesh("cpu", (2,))
@@ -232,9 +234,11 @@ samples = [random_sample(golden(), i, cameras=1 + i, embodiment=2 * i) for i in 
 batch = tight([dataclasses.replace(s, tokens=s.tokens % 38) for s in samples])
 for m in (plain, model):
     m.loss(batch).total.backward()
-for (name, p), q in zip(plain.named_parameters(), model.parameters()):
-    assert torch.allclose(p.grad, q.grad.full_tensor(), rtol=1e-5, atol=1e-6), name
-assert torch.allclose(plain.act(batch), model.act(batch), atol=1e-6)
+found = {n: p.grad.full_tensor() for n, p in model.named_parameters()}
+wanted = {n: p.grad for n, p in plain.named_parameters()}
+wrong = disagreements(by_part(found, parts(golden())), by_part(wanted, parts(golden())), 3e-4)
+assert not wrong, wrong
+assert torch.allclose(plain.act(batch), model.act(batch), rtol=1e-4, atol=1e-5)
 print("equal", len(stored))
 """
 

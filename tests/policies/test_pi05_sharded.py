@@ -7,11 +7,13 @@ import dataclasses
 
 import pytest
 import torch
+from gradients import by_part, disagreements
 from pi05_samples import golden, micro, random_sample
 
 from drivetrain.data.pack import pack
 from drivetrain.parallel.mesh import world
 from drivetrain.policies.pi05.model import Pi05
+from drivetrain.policies.pi05.names import parts
 from drivetrain.policies.pi05.parallelize import parallelize
 from drivetrain.policies.pi05.weights import load, published_tensors, save
 from drivetrain.types import PackShape
@@ -39,12 +41,12 @@ def test_a_sharded_model_reads_computes_and_writes_the_same(tmp_path):
         assert all(torch.equal(stored[n], t) for n, t in published_tensors(model))
         loss = model(batch)
         loss.total.backward()
-        assert torch.allclose(loss.total.detach(), plain.loss(batch).total.detach(), rtol=1e-6)
+        assert torch.allclose(loss.total.detach(), plain.loss(batch).total.detach(), rtol=1e-5)
         wanted = {n: p.grad for n, p in plain.named_parameters() if p.grad is not None}
         found = {n: p.grad.full_tensor() for n, p in model.named_parameters() if p.grad is not None}
         assert found.keys() == wanted.keys()
-        for name, grad in wanted.items():
-            assert torch.allclose(found[name], grad, rtol=1e-4, atol=1e-5 * float(grad.abs().max()) + 1e-8), name
+        wrong = disagreements(by_part(found, parts(golden())), by_part(wanted, parts(golden())))
+        assert not wrong, wrong
         assert torch.allclose(model.act(batch), plain.act(batch), atol=1e-5)
 
 
