@@ -76,7 +76,8 @@ class Run:
     lake, lake_version: filled in when the run starts; a resumed run reads the same version.
     save_every: updates between checkpoints.   log_every: updates between lines of metrics.
     keep_checkpoints: how many of the newest checkpoints are kept.
-    precision:  of the forward and backward pass; weights and optimizer state stay float32.
+    precision:  of the forward and backward pass; weights and optimizer state stay float32. "float8" is bfloat16 with the
+                large matrix products in FP8.
     workers:    loader processes per training process; 0 loads in a thread.
     threads:    CPU threads per training process; 0 leaves torch's default.
     """
@@ -91,7 +92,7 @@ class Run:
     mixture: Mixture = Mixture()
     batch: Batch = Batch()
     optimizer: Optimizer = Optimizer()
-    precision: Literal["float32", "bfloat16"] = "bfloat16"
+    precision: Literal["float32", "bfloat16", "float8"] = "bfloat16"
     save_every: int = 1000
     log_every: int = 10
     keep_checkpoints: int = 2
