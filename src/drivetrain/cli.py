@@ -164,7 +164,7 @@ def _explain(fault: Exception) -> tuple[int, str]:
     """Exit code and message of a fault: a sentence where the user can act on it, a stack trace where we must."""
     import errno
 
-    from drivetrain.types import DrivetrainError, UsageError
+    from drivetrain.types import DrivetrainError
 
     message = None
     if isinstance(fault, DrivetrainError):
@@ -181,7 +181,7 @@ def _explain(fault: Exception) -> tuple[int, str]:
         return 1, f"{type(fault).__name__}: {fault}"
     rank = _rank()
     print(f"drivetrain: {f'rank {rank}: ' if rank else ''}{message}", file=sys.stderr)
-    return (2 if isinstance(fault, UsageError) else 1), message
+    return (fault.exit_code if isinstance(fault, DrivetrainError) else 1), message
 
 
 def _rank() -> str | None:

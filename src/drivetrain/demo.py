@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from drivetrain.checkpoint.export import ExportedPolicy, export, write_policy
-from drivetrain.checkpoint.save import find
+from drivetrain.checkpoint.folder import find
 from drivetrain.evaluate.open_loop import open_loop
 from drivetrain.evaluate.record import record
 from drivetrain.evaluate.report import write_report

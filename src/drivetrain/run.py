@@ -76,6 +76,8 @@ class Run:
     lake, lake_version: filled in when the run starts; a resumed run reads the same version.
     save_every: updates between checkpoints.   log_every: updates between lines of metrics.
     keep_checkpoints: how many of the newest checkpoints are kept.
+    skip_limit: so many updates in a row with a loss or gradient that is not finite are skipped; then the run stops.
+    grace: seconds from SIGTERM or Ctrl-C in which the update is finished and saved; torchrun kills after 30.
     precision:  of the forward and backward pass; weights and optimizer state stay float32. "float8" is bfloat16 with the
                 large matrix products in FP8.
     workers:    loader processes per training process; 0 loads in a thread.
@@ -96,6 +98,8 @@ class Run:
     save_every: int = 1000
     log_every: int = 10
     keep_checkpoints: int = 2
+    skip_limit: int = 10
+    grace: float = 25.0
     workers: int = 4
     threads: int = 0
     shard: int = 0

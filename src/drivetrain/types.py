@@ -22,9 +22,24 @@ if TYPE_CHECKING:  # importing torch takes seconds; `drivetrain train --help` an
 class DrivetrainError(Exception):
     """A fault that the user can act on: what is wrong, where, and what to type. Shown without a stack trace."""
 
+    exit_code = 1
+
 
 class UsageError(DrivetrainError):
-    """A bad argument (a folder that does not exist, a name that is not known): the command line exits with 2, not 1."""
+    """A bad argument (a folder that does not exist, a name that is not known)."""
+
+    exit_code = 2
+
+
+class Interrupted(DrivetrainError):
+    """Stopped by a signal, with what was done until then saved. The exit code is 128 + the signal, as a shell has it."""
+
+    def __init__(self, message: str, signal: int):
+        super().__init__(message, signal)
+        self.message, self.exit_code = message, 128 + signal
+
+    def __str__(self) -> str:
+        return self.message
 
 
 @dataclass(frozen=True)

@@ -117,8 +117,9 @@ class Train:
     """Folder or s3:// prefix of the lake that `drivetrain ingest` wrote."""
     out: Path
     """Folder of the run: run.json, metrics.jsonl, checkpoints."""
-    resume: Literal["auto", "never"] = "never"
-    """auto: go on from the newest complete checkpoint in --out; never: refuse a folder that already holds a run."""
+    resume: Literal["auto", "changed", "never"] = "never"
+    """auto: go on from the newest whole checkpoint in --out; changed: also with settings that bend the run; never: refuse
+    a folder that already holds a run."""
     run: Any  # the Run: a recipe with its overrides; `_with_overrides` makes the flags
 
     def check(self) -> None:

@@ -1,56 +1,25 @@
 """A run that was killed and resumed ends where an undisturbed one ends, on the same and on another number of processes."""
 
-import json
 import os
 import random
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from commands import environment, train, train_command
+from commands import start_training, train
+from runs import data, events, lines, wait_for_step, weights
 
-from drivetrain.checkpoint.save import find, load_model
-from drivetrain.policies import make_model
-from drivetrain.run import read_run
-
-
-def lines(out: Path) -> list[dict]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
-def weights(out: Path) -> torch.Tensor:
-    """All weights of the latest checkpoint, in one vector."""
-    checkpoint = find(out)
-    assert checkpoint.name == "step_00000008"
-    model = make_model(read_run(checkpoint).policy)
-    load_model(checkpoint, model)
-    return torch.cat([p.flatten() for p in model.state_dict().values()])
-
-
-def data(out: Path) -> dict[int, str]:
-    """step -> which samples were trained on; every line of a step must tell the same."""
-    seen: dict[int, str] = {}
-    for line in lines(out):
-        if "data_digest" in line:
-            assert seen.setdefault(line["step"], line["data_digest"]) == line["data_digest"]
-    assert sorted(seen) == list(range(1, 9))
-    return seen
+from drivetrain.checkpoint.folder import complete
 
 
 def kill_one_rank(lake: Path, out: Path, after_step: int) -> None:
     """Train on two processes and SIGKILL one of them once `after_step` has been logged."""
-    child = subprocess.Popen(
-        train_command(lake, out, processes=2), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    metrics = out / "metrics.jsonl"
-    while child.poll() is None and not (metrics.exists() and f'"step": {after_step}, "loss"' in metrics.read_text()):
-        time.sleep(0.01)
-    pids = next(line["pids"] for line in lines(out) if line.get("event") == "started")
-    os.kill(random.choice(pids), signal.SIGKILL)
-    assert child.wait() != 0
+    started = start_training(lake, out, processes=2)
+    wait_for_step(out, after_step, started)
+    os.kill(random.choice(started.pids), signal.SIGKILL)
+    assert all(trace for _, trace in started.outcomes())
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +32,7 @@ def undisturbed(lake, tmp_path_factory) -> Path:
 def test_resumed_on_two_processes_is_bit_for_bit_the_same(lake, undisturbed, tmp_path):
     out = tmp_path / "run"
     kill_one_rank(lake, out, after_step=random.randint(2, 6))
-    train(lake, out, "--resume", "auto", processes=2)
+    train(lake, out, resume="auto", processes=2)
     assert torch.equal(weights(out), weights(undisturbed))
     assert data(out) == data(undisturbed)
 
@@ -71,21 +40,57 @@ def test_resumed_on_two_processes_is_bit_for_bit_the_same(lake, undisturbed, tmp
 def test_resumed_on_one_process_is_the_same(lake, undisturbed, tmp_path):
     out = tmp_path / "run"
     kill_one_rank(lake, out, after_step=random.randint(2, 6))
-    train(lake, out, "--resume", "auto", processes=1)
+    train(lake, out, resume="auto", processes=1)
     a, b = weights(out), weights(undisturbed)
     assert (a - b).norm() <= 1e-6 * b.norm()
     assert data(out) == data(undisturbed)
 
 
-def test_other_settings_are_listed_and_refused(lake, undisturbed):
-    command = train_command(lake, undisturbed, "--resume", "auto", "--optimizer.learning-rate", "0.5")
-    done = subprocess.run(command, capture_output=True, text=True, env=environment())
-    assert done.returncode == 1
-    assert "optimizer" in done.stderr and "0.5" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_resumed_behind_a_damaged_checkpoint_is_the_same(lake, undisturbed, tmp_path):
+    out = tmp_path / "run"
+    kill_one_rank(lake, out, after_step=6)
+    damaged, before, *_ = complete(out)
+    os.truncate(next(damaged.glob("__1_*.distcp")), 100)
+    (out / "checkpoints/latest").unlink()
+    train(lake, out, resume="auto", processes=2)
+    assert events(out, "resumed")[0]["step"] == int(before.name[-8:])
+    assert torch.equal(weights(out), weights(undisturbed))
+
+
+def test_sigterm_to_one_rank_stops_all_at_one_step_and_saves(lake, undisturbed, tmp_path):
+    out = tmp_path / "run"
+    started = start_training(lake, out, processes=2, save_every=100)
+    wait_for_step(out, 2, started)
+    os.kill(started.pids[1], signal.SIGTERM)
+    sent = time.monotonic()
+    assert started.results() == [143, 143]
+    assert time.monotonic() - sent < 30
+    (stopped,) = events(out, "stopped")
+    assert [line["step"] for line in events(out, "checkpoint")] == [stopped["step"]]
+    assert 2 < stopped["step"] < 8
+    train(lake, out, processes=2, resume="auto", save_every=100)
+    assert torch.equal(weights(out), weights(undisturbed))
+    assert data(out) == data(undisturbed)
+
+
+def test_ctrl_c_saves_alone(lake, tmp_path):
+    out = tmp_path / "run"
+    started = start_training(lake, out, processes=1, save_every=100)
+    wait_for_step(out, 2, started)
+    os.kill(started.pids[0], signal.SIGINT)
+    assert started.results() == [130]
+    assert complete(out)[0].name == f"step_{events(out, 'stopped')[0]['step']:08d}"
+
+
+def test_other_settings_are_listed_and_refused_unless_confirmed(lake, undisturbed):
+    with pytest.raises(AssertionError) as caught:
+        train(lake, undisturbed, resume="auto", optimizer_learning_rate=0.5)
+    assert "DrivetrainError" in str(caught.value) and "optimizer.learning_rate was 0.0001, is 0.5" in str(caught.value)
+    assert "eps" not in str(caught.value).rpartition("DrivetrainError")[2]
+    train(lake, undisturbed, resume="changed", optimizer_learning_rate=0.5)
+    assert lines(undisturbed)[-1]["event"] == "finished"
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(lake, undisturbed):
-    done = subprocess.run(train_command(lake, undisturbed), capture_output=True, text=True, env=environment())
-    assert done.returncode == 1
-    assert "--resume auto" in done.stderr
+    with pytest.raises(AssertionError, match="--resume auto"):
+        train(lake, undisturbed)

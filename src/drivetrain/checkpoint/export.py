@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from drivetrain.checkpoint.save import find, load_model, step_of
+from drivetrain.checkpoint.folder import find, step_of
+from drivetrain.checkpoint.restore import load_model
 from drivetrain.data.pack import pack
 from drivetrain.data.plan import ROUND_TOKENS
 from drivetrain.policies import make_model, make_processor

@@ -6,6 +6,7 @@ The loader's whole state is the step number: item k is what this rank trains on 
 from __future__ import annotations
 
 import queue
+import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -100,7 +101,14 @@ def load(steps: PlannedSteps, first: int, end: int, *, workers: int, pin_memory:
         multiprocessing_context="spawn",
         prefetch_factor=PREFETCH_STEPS,
         pin_memory=pin_memory,
+        worker_init_fn=_leave_signals_to_the_trainer,
     )
+
+
+def _leave_signals_to_the_trainer(worker: int) -> None:
+    """A trainer that is asked to stop needs its workers for one more update; they end with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _ahead(steps: PlannedSteps, first: int, end: int, pin_memory: bool) -> Iterator[StepPacks]:

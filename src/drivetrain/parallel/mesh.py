@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +46,24 @@ class World:
         out: list = [None] * self.size
         dist.all_gather_object(out, value)
         return out
+
+    def say(self, line: str) -> None:
+        """A line for a person, once and not once for each process."""
+        if self.main:
+            print(f"drivetrain: {line}", file=sys.stderr, flush=True)
+
+    def first[T](self, work: Callable[[], T]) -> T:
+        """What `work` returns on rank 0, on every process. What it raises there is raised on every process."""
+        done: list = [None, None]
+        if self.main:
+            try:
+                done[0] = work()
+            except Exception as fault:
+                done[1] = fault
+        dist.broadcast_object_list(done, src=0)
+        if done[1] is not None:
+            raise done[1]
+        return done[0]
 
 
 @contextlib.contextmanager

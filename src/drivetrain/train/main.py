@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -11,7 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from drivetrain.checkpoint.save import Checkpoints, latest, restore
+from drivetrain.checkpoint.folder import complete, faults, locked, newest_whole, write_atomically
+from drivetrain.checkpoint.restore import changed_settings, restore
+from drivetrain.checkpoint.save import Checkpoints
 from drivetrain.data.loader import PlannedSteps, load
 from drivetrain.data.plan import PackPlan, make_plan
 from drivetrain.parallel.mesh import World, world
@@ -20,39 +24,49 @@ from drivetrain.run import Run, fingerprint, read_run, to_json
 from drivetrain.train.loop import train_steps
 from drivetrain.train.meters import Meters
 from drivetrain.train.optimizer import make_optimizer
-from drivetrain.types import DrivetrainError, Processor
+from drivetrain.train.skips import Skips
+from drivetrain.train.stop import StopRequest, stop_on_signal
+from drivetrain.types import DrivetrainError, Interrupted, Processor
 
 if TYPE_CHECKING:
     from drivetrain.lake.lake import Lake
 
 
-def train(run: Run, lake: str, out: Path, *, resume: Literal["auto", "never"] = "never") -> None:
+def train(run: Run, lake: str, out: Path, *, resume: Literal["auto", "changed", "never"] = "never") -> None:
     """Train `run` on `lake` into `out`: `run.json`, `metrics.jsonl` and `checkpoints/`.
 
-    resume: "auto" continues from the newest complete checkpoint in `out`, or starts where there is none;
-            "never" refuses a folder that already holds a run.
+    resume: "auto" continues from the newest checkpoint in `out` that is whole, or starts where there is none;
+            "changed" does so with settings that bend the run; "never" refuses a folder that already holds a run.
+    Raises Interrupted where SIGTERM or SIGINT came: after the update at hand, with a checkpoint of it, within run.grace.
     """
-    with world(run.shard, run.threads) as here:
-        start = here.gather(_starting_point(out, resume) if here.main else None)[0]
-        if isinstance(start, DrivetrainError):
-            raise start
-        _train(run, lake, out, start, here)
+    with world(run.shard, run.threads) as here, stop_on_signal(run.grace) as stop, contextlib.ExitStack() as held:
+        candidates = here.first(lambda: _enter(out, resume, held))
+        _train(run, lake, out, resume, candidates, here, stop)
 
 
-def _starting_point(out: Path, resume: str) -> Path | DrivetrainError | None:
-    """The checkpoint to go on from. An error is returned, so that every rank can raise it."""
+def _enter(out: Path, resume: str, held: contextlib.ExitStack) -> list[Path]:
+    """Make and lock the run's folder, until `held` is closed. Returns its complete checkpoints, newest first."""
     if resume == "never" and (out / "run.json").exists():
-        return DrivetrainError(f"{out} already holds a run. Add --resume auto to continue it, or give another --out.")
+        raise DrivetrainError(f"{out} already holds a run. Add --resume auto to continue it, or give another --out.")
     try:
         out.mkdir(parents=True, exist_ok=True)
+        held.enter_context(locked(out))
     except OSError as fault:
-        return DrivetrainError(f"cannot write to {out}: {fault.strerror}. Give an --out that you may write to.")
-    return latest(out)
+        raise DrivetrainError(
+            f"cannot write to {out}: {fault.strerror}. Give an --out that you may write to."
+        ) from None
+    return complete(out)
 
 
-def _train(run: Run, lake_uri: str, out: Path, start: Path | None, here: World) -> None:
+def _train(
+    run: Run, lake_uri: str, out: Path, resume: str, candidates: list[Path], here: World, stop: StopRequest
+) -> None:
     from drivetrain.lake.lake import open_lake  # the rest of this room runs without Lance
 
+    def check(checkpoint: Path) -> list[str]:  # every process reads a part of it
+        return [fault for found in here.gather(faults(checkpoint, here.rank, here.size)) for fault in found]
+
+    start = newest_whole(candidates, here.say, check)
     version = run.lake_version or (read_run(start).lake_version if start else None)
     lake = open_lake(lake_uri, version)
     run = replace(run, lake=lake.uri, lake_version=lake.version)
@@ -61,21 +75,42 @@ def _train(run: Run, lake_uri: str, out: Path, start: Path | None, here: World) 
     run = replace(run, batch=replace(run.batch, shape=plan.shape))
     if len(set(here.gather(fingerprint(run)))) > 1:
         raise DrivetrainError("the processes do not agree on the run: their code, settings or lake differ.")
+    changed = changed_settings(start, run, accept=resume == "changed") if start else []
 
     model = sharded_model(run, here, fill=start is None)
     optimizer = make_optimizer(model, run.optimizer)
 
     meters = Meters(out, here, run.steps)
     checkpoints = Checkpoints(out, run, lake.datasets, meters.event)
-    first = restore(start, run, model, optimizer) if start else 0
-    if here.main:
-        (out / "run.json").write_text(to_json(run))
-    meters.event("resumed" if start else "started", step=first, processes=here.size, pids=here.gather(os.getpid()))
+    first = restore(start, model, optimizer) if start else 0
+    here.first(lambda: write_atomically(out / "run.json", to_json(run)))
+    for line in changed:
+        here.say(f"changed since {start.name}: {line}")  # type: ignore[union-attr]
+    pids = here.gather(os.getpid())
+    meters.event("resumed" if start else "started", step=first, processes=here.size, pids=pids, changed=changed)
 
+    skips = Skips(run.skip_limit, here, meters, lambda sample: name_sample(plan, lake, sample))
     steps = PlannedSteps(lake.uri, lake.version, plan, processor, run.policy.horizon, here.rank, here.size)
     batches = load(steps, first, run.steps, workers=run.workers, pin_memory=here.device.type == "cuda")
-    train_steps(run, model, optimizer, batches, first, here, meters, checkpoints)
+    done = train_steps(run, model, optimizer, batches, first, here, meters, checkpoints, skips, stop)
+    if done < run.steps:
+        by = max(here.gather(stop.signal))
+        meters.event("stopped", step=done, signal=by)
+        raise Interrupted(
+            f"stopped by {signal.Signals(by).name} after step {done} of {run.steps}; it is saved. "
+            "Continue with --resume auto.",
+            by,
+        )
     meters.event("finished", step=run.steps)
+
+
+def name_sample(plan: PackPlan, lake: Lake, sample: int) -> str:
+    """A sample id in words."""
+    span = int(np.searchsorted(plan.offsets, sample, side="right")) - 1
+    row = int(plan.spans.first_row[span] + sample - plan.offsets[span])
+    frame = lake.read(np.array([row]), ["frame"])["frame"][0].as_py()
+    dataset = plan.spans.datasets[plan.spans.dataset[span]]
+    return f"data set {dataset!r}, episode {plan.spans.episode[span]}, frame {frame}"
 
 
 def sharded_model(run: Run, here: World, *, fill: bool = True) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from dataclasses import dataclass, field
@@ -55,11 +56,20 @@ class Meters:
         self.world, self.steps = world, steps
         self.file = folder / "metrics.jsonl"
         self.interval = Interval()
+        self.updates_skipped = 0
 
     def event(self, event: str, **values: object) -> None:
         """One line about something that happened, such as a start, a resume, a saved checkpoint."""
         if self.world.main:
             self._write({"event": event, **values})
+
+    def skipped(self, step: int, samples: list[str]) -> None:
+        """Say that update `step` (0-based) was skipped, and on which samples its loss was not finite."""
+        self.updates_skipped += 1
+        self.event("skipped", step=step, samples=samples, skipped=self.updates_skipped)
+        if self.world.main:
+            where = f" on {'; '.join(samples)}" if samples else ""
+            print(f"step {step} skipped: loss or gradient not finite{where}", file=sys.stderr, flush=True)
 
     def log(self, step: int, loss: torch.Tensor, learning_rate: float, grad_norm: torch.Tensor) -> None:
         """Close the interval that ends with update `step` (1-based). Called on every rank."""
@@ -78,6 +88,7 @@ class Meters:
             "loss": loss_value,
             "learning_rate": learning_rate,
             "grad_norm": norm_value,
+            "skipped": self.updates_skipped,
             "samples_per_second": samples / seconds,
             "tokens_per_second": tokens / seconds,
             "step_seconds": seconds / now.steps,
@@ -97,5 +108,14 @@ class Meters:
         )
 
     def _write(self, line: dict) -> None:
-        with self.file.open("a") as out:
-            out.write(json.dumps({**line, "time": time.time()}) + "\n")
+        text = json.dumps({name: _plain(value) for name, value in line.items()} | {"time": time.time()}) + "\n"
+        try:
+            with self.file.open("a") as out:
+                out.write(text)
+        except OSError as fault:  # a full disk must not end the run
+            print(f"{self.file} cannot be written: {fault.strerror}", file=sys.stderr, flush=True)
+
+
+def _plain(value: object) -> object:
+    """What JSON cannot say as a number is null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from drivetrain.run import Optimizer
 
@@ -32,3 +33,27 @@ def learning_rate(config: Optimizer, step: int, steps: int) -> float:
     progress = min(1.0, (step - warmup) / max(1, steps - warmup))
     span = config.learning_rate - config.final_learning_rate
     return config.final_learning_rate + span * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def clipped_step(optimizer: torch.optim.Optimizer, rate: float, clip_norm: float) -> tuple[Tensor, Tensor]:
+    """One update from gradients scaled down to a global norm of at most `clip_norm`; the gradients are then dropped.
+
+    Where the norm is not finite, weights and moments stay as they are, bit for bit; the device decides that, and the host
+    learns of it from what is returned: the norm before scaling, and 1 where the update was skipped, else 0.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    norm = full(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+    skipped = (~norm.isfinite()).float()
+    # the seam that loss scaling uses: the fused kernel divides gradients by the one, and does nothing where the other is 1
+    optimizer.grad_scale = (norm / clip_norm).clamp(min=1.0)  # pyright: ignore[reportAttributeAccessIssue]
+    optimizer.found_inf = skipped  # pyright: ignore[reportAttributeAccessIssue]
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+    optimizer.zero_grad()
+    return norm, skipped
+
+
+def full(value: Tensor) -> Tensor:
+    """A scalar that may be spread over ranks, as a plain tensor."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
