@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -47,13 +48,12 @@ def test_resumed_on_one_process_is_the_same(lake, undisturbed, tmp_path):
 
 
 def test_resumed_behind_a_damaged_checkpoint_is_the_same(lake, undisturbed, tmp_path):
-    out = tmp_path / "run"
-    kill_one_rank(lake, out, after_step=6)
-    damaged, before, *_ = complete(out)
+    out = shutil.copytree(undisturbed, tmp_path / "run")
+    damaged, before = complete(out)
     os.truncate(next(damaged.glob("__1_*.distcp")), 100)
     (out / "checkpoints/latest").unlink()
     train(lake, out, resume="auto", processes=2)
-    assert events(out, "resumed")[0]["step"] == int(before.name[-8:])
+    assert before.name == "step_00000006" and events(out, "resumed")[0]["step"] == 6
     assert torch.equal(weights(out), weights(undisturbed))
 
 
