@@ -259,6 +259,7 @@ def test_a_folder_is_held_by_one_run_and_a_dead_one_lets_go(tmp_path):
     holder.wait()
     with locked(tmp_path):
         assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+    assert not (tmp_path / "lock").exists()
 
 
 def test_only_the_fields_that_differ_are_listed(small, tmp_path):

@@ -120,24 +120,29 @@ def locked(folder: Path) -> Iterator[None]:
 
     Raises DrivetrainError that names host and process where another one holds it.
     """
-    with (folder / "lock").open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as fault:
-            if fault.errno not in (errno.EWOULDBLOCK, errno.EACCES):  # the file system has no locks
-                print(
-                    f"drivetrain: {folder} cannot be locked ({fault.strerror}); start one run in it.", file=sys.stderr
-                )
+    file = folder / "lock"
+    while True:
+        with file.open("a+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as fault:
+                if fault.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                    lock.seek(0)
+                    raise DrivetrainError(
+                        f"another training writes to {folder}: {_holder(lock.read())}. Wait for it, or give another --out."
+                    ) from None
+                text = f"drivetrain: {folder} cannot be locked ({fault.strerror}); start no second run in it."
+                print(text, file=sys.stderr)
+            if not file.exists() or not os.path.samestat(os.fstat(lock.fileno()), file.stat()):
+                continue  # its holder has just removed it
+            lock.truncate(0)
+            lock.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}) + "\n")
+            lock.flush()
+            try:
                 yield
-                return
-            lock.seek(0)
-            raise DrivetrainError(
-                f"another training writes to {folder}: {_holder(lock.read())}. Wait for it, or give another --out."
-            ) from None
-        lock.truncate(0)
-        lock.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}) + "\n")
-        lock.flush()
-        yield
+            finally:
+                file.unlink(missing_ok=True)
+            return
 
 
 def _holder(text: str) -> str:
