@@ -28,7 +28,8 @@ from drivetrain.recipes import RECIPES
 from drivetrain.run import Optimizer, Run
 from drivetrain.train.loop import update
 from drivetrain.train.main import sharded_model
-from drivetrain.train.optimizer import learning_rate, make_optimizer
+from drivetrain.train.optimizer import clipped_step, learning_rate, make_optimizer
+from drivetrain.train.stop import StopRequest
 from drivetrain.types import PackedBatch, PackShape, Sample, StepPacks
 
 SIZE, PATCH, SAMPLES, DRAWS, BUCKETS = 112, 14, 64, 4, 5
@@ -117,14 +118,9 @@ def train(precision: str, seed: int, steps: int) -> dict:
         optimizer = make_optimizer(model, run.optimizer)
         device, losses = here.device, []
         for step in range(steps):
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(run.optimizer, step, steps)
-            losses.append(
-                update(run, model, StepPacks(step, [scenes((seed + 1) * 10**7 + step * SAMPLES, seed)]), here)
-            )
-            torch.nn.utils.clip_grad_norm_(model.parameters(), run.optimizer.clip_norm)
-            optimizer.step()
-            optimizer.zero_grad()
+            batch = StepPacks(step, [scenes((seed + 1) * 10**7 + step * SAMPLES, seed)])
+            losses.append(update(run, model, batch, here, StopRequest())[0].sum())
+            clipped_step(optimizer, learning_rate(run.optimizer, step, steps), run.optimizer.clip_norm)
         model.eval()
         held_out = [scenes(10**6 + i * SAMPLES, 0).to(device) for i in range(4)]
         by_time = loss_by_time(model, held_out)

@@ -31,7 +31,8 @@ from drivetrain.recipes import RECIPES
 from drivetrain.run import Run
 from drivetrain.train.loop import update
 from drivetrain.train.main import sharded_model
-from drivetrain.train.optimizer import make_optimizer
+from drivetrain.train.optimizer import clipped_step, make_optimizer
+from drivetrain.train.stop import StopRequest
 from drivetrain.types import PackShape, Sample, StepPacks
 
 WARM_UP = 6
@@ -79,11 +80,9 @@ def drivetrain_step(run: Run, samples: list[Sample]) -> Iterator[Callable[[], to
         optimizer = make_optimizer(model, run.optimizer)
 
         def step() -> torch.Tensor:
-            loss = update(run, model, StepPacks(next(number), [batch]), here)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), run.optimizer.clip_norm)
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
+            losses, _ = update(run, model, StepPacks(next(number), [batch]), here, StopRequest())
+            clipped_step(optimizer, run.optimizer.learning_rate, run.optimizer.clip_norm)
+            return losses.sum()
 
         yield step
 

@@ -21,7 +21,7 @@ from drivetrain.policies.pi05.model import Pi05
 from drivetrain.policies.pi05.names import parts
 from drivetrain.policies.pi05.parallelize import parallelize
 from drivetrain.policies.pi05.weights import load, published_tensors, save
-from drivetrain.train.loop import full
+from drivetrain.train.optimizer import full
 from drivetrain.types import PackShape
 
 
