@@ -40,6 +40,12 @@ VERBS = {
         "train a recipe on a lake; works alone and under torchrun",
         "drivetrain train groot_finetune_tiny --lake out/lake --out out/train --steps 100 --batch.samples 64",
     ),
+    "launch": (
+        "drivetrain.cluster.launch:launch",
+        "train on many machines: files for torchrun, Slurm, Ray or Kubernetes, or started at once",
+        "drivetrain launch groot_finetune --on slurm --nodes 2 --gpus-per-node 8 --lake out/lake --out out/train "
+        "--batch.packs 16",
+    ),
     "evaluate": (
         "drivetrain.evaluate.main:evaluate_checkpoint",
         "success of a checkpoint in simulation",

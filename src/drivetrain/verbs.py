@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from drivetrain.cluster.launch import Kuberay, Ray, Slurm
 from drivetrain.types import UsageError
 
 if TYPE_CHECKING:  # only `train` needs it, and it brings numpy
@@ -198,8 +199,52 @@ class Doctor:
             writable_file("--html", self.html)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    recipe: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RECIPE")]]
+    """What to train. Every flag of `drivetrain train RECIPE` may follow, and is passed on: --steps 5000."""
+    on: Literal["torchrun", "slurm", "ray", "kuberay"]
+    """What starts the processes."""
+    nodes: int
+    """Machines."""
+    gpus_per_node: int
+    """GPUs of each, with one process per GPU; 0: one process per machine, on its CPU."""
+    lake: str
+    """Folder or s3:// prefix of the lake, as the machines see it."""
+    out: Path
+    """Folder of the run, on storage that the machines share."""
+    write: Path | None = None
+    """Write the files to this folder, instead of printing them."""
+    start: Annotated[bool, tyro.conf.arg(name="run")] = False
+    """Start it: sbatch, kubectl apply, torchrun on this node, or Ray Train from this machine."""
+    cpus_per_node: int = 0
+    """CPU cores to ask for on each machine; 0: Slurm gives whole machines, the others no promise."""
+    restarts: int = 3
+    """Failures of processes to survive before the launcher gives up."""
+    interface: str = ""
+    """Network interface through which processes find each other, as in eth0; only where the first one is wrong."""
+    head: str = ""
+    """torchrun on several nodes: name, or name:port, of the node where they meet."""
+    slurm: Slurm = field(default_factory=Slurm)
+    ray: Ray = field(default_factory=Ray)
+    kuberay: Kuberay = field(default_factory=Kuberay)
+    overrides: tyro.conf.Suppress[tyro.conf.Fixed[tuple[str, ...]]] = ()
+    run: tyro.conf.Suppress[tyro.conf.Fixed[Any]] = None
+
+    def check(self) -> None:
+        at_least(1, nodes=self.nodes)
+        at_least(0, gpus_per_node=self.gpus_per_node, cpus_per_node=self.cpus_per_node, restarts=self.restarts)
+        if self.on != "kuberay":  # whose pods see other folders than this machine does
+            if "://" not in self.lake:
+                existing_folder("--lake", Path(self.lake), "a lake; `drivetrain ingest` makes one")
+            writable_folder("--out", self.out)
+        if self.write is not None:
+            writable_folder("--write", self.write)
+
+
 ARGUMENTS: dict[str, type] = {
-    kind.__name__.lower(): kind for kind in (Record, Demo, Ingest, Inspect, Train, Evaluate, Export, Report, Doctor)
+    kind.__name__.lower(): kind
+    for kind in (Record, Demo, Ingest, Inspect, Train, Evaluate, Export, Report, Doctor, Launch)
 }
 
 
@@ -212,7 +257,7 @@ def parse(verb: str, arguments: list[str], summary: str, example: str) -> dict[s
     kind: type = ARGUMENTS[verb]
     program, recipe = f"drivetrain {verb}", None
     if kind is Train:
-        recipe, arguments = _recipe(arguments, summary, example)
+        recipe, arguments = _recipe(verb, arguments, summary, example)
         program = f"{program} {recipe.recipe}"
         kind = _with_overrides(recipe)
     kind = dataclasses.make_dataclass(
@@ -222,6 +267,8 @@ def parse(verb: str, arguments: list[str], summary: str, example: str) -> dict[s
     description = f"{summary[0].upper()}{summary[1:]}.\n\nExample:\n  {example}"
     if recipe:
         description += "\n\nSteps are optimizer updates. Every field of the run can be changed:"
+    if issubclass(kind, Launch):
+        return _parse_launch(kind, arguments, description)
     parsed = tyro.cli(kind, prog=program, description=description, args=arguments, config=() if recipe else ONE_WAY)
     keywords = {f.name: getattr(parsed, f.name) for f in dataclasses.fields(ARGUMENTS[verb])}
     if recipe:
@@ -229,6 +276,25 @@ def parse(verb: str, arguments: list[str], summary: str, example: str) -> dict[s
     ARGUMENTS[verb](**keywords).check()
     if verb == "ingest":
         keywords["progress"] = progress_line()
+    return keywords
+
+
+def _parse_launch(kind: type, arguments: list[str], description: str) -> dict[str, Any]:
+    """The keyword arguments of `launch`. Flags that are not its own must be flags of the recipe."""
+    parsed, others = tyro.cli(
+        kind,
+        prog="drivetrain launch",
+        description=description,
+        args=arguments,
+        config=ONE_WAY,
+        return_unknown_args=True,
+    )
+    keywords = {f.name: getattr(parsed, f.name) for f in dataclasses.fields(Launch)}
+    recipe, _ = _recipe("launch", [parsed.recipe], "", "")
+    flags = _mirror(recipe)
+    keywords["run"] = _as_run(recipe, tyro.cli(flags, prog=f"drivetrain launch {parsed.recipe}", args=others))
+    keywords["overrides"] = tuple(others)
+    Launch(**keywords).check()
     return keywords
 
 
@@ -255,7 +321,7 @@ def progress_line(interval: float = 10.0) -> Callable[[Any], None]:
 FILLED_IN = ("recipe", "lake", "lake_version")  # by the recipe, and when the run starts
 
 
-def _recipe(arguments: list[str], summary: str, example: str) -> tuple[Run, list[str]]:
+def _recipe(verb: str, arguments: list[str], summary: str, example: str) -> tuple[Run, list[str]]:
     """The recipe that the first argument names, and the other arguments."""
     from drivetrain.recipes import RECIPES
 
@@ -270,7 +336,7 @@ def _recipe(arguments: list[str], summary: str, example: str) -> tuple[Run, list
         print("\nAll settings of a recipe: drivetrain train RECIPE --help. Steps are optimizer updates.")
         raise SystemExit(0)
     if first.startswith("-") or not first:
-        raise UsageError(f"train needs a recipe before all flags. Choose one of: {', '.join(RECIPES)}.")
+        raise UsageError(f"{verb} needs a recipe before all flags. Choose one of: {', '.join(RECIPES)}.")
     close = difflib.get_close_matches(first, RECIPES, n=1)
     hint = f"Did you mean {close[0]}?" if close else f"Choose one of: {', '.join(RECIPES)}."
     raise UsageError(f"there is no recipe {first!r}. {hint}")
