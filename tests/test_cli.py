@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain import cli, verbs
+from drivetrain.flags import help_texts
 from drivetrain.recipes import RECIPES
 from drivetrain.types import PackShape, UsageError
 
@@ -340,7 +341,7 @@ def test_help_texts_come_from_docstrings() -> None:
         has_garden: bool
         has_cellar: bool
 
-    assert verbs.help_texts(House) == {
+    assert help_texts(House) == {
         "rooms": "how many.",
         "doors": "how many.",
         "roof": "what it is made of.",

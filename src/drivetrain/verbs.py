@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import fnmatch
 import os
 import re
 import sys
 import time
-import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from drivetrain.cluster.launch import Kuberay, Ray, Slurm
+from drivetrain.flags import as_run, mirror
 from drivetrain.types import UsageError
 
 if TYPE_CHECKING:  # only `train` needs it, and it brings numpy
@@ -272,7 +271,7 @@ def parse(verb: str, arguments: list[str], summary: str, example: str) -> dict[s
     parsed = tyro.cli(kind, prog=program, description=description, args=arguments, config=() if recipe else ONE_WAY)
     keywords = {f.name: getattr(parsed, f.name) for f in dataclasses.fields(ARGUMENTS[verb])}
     if recipe:
-        keywords["run"] = _as_run(recipe, keywords["run"])
+        keywords["run"] = as_run(recipe, keywords["run"])
     ARGUMENTS[verb](**keywords).check()
     if verb == "ingest":
         keywords["progress"] = progress_line()
@@ -291,8 +290,8 @@ def _parse_launch(kind: type, arguments: list[str], description: str) -> dict[st
     )
     keywords = {f.name: getattr(parsed, f.name) for f in dataclasses.fields(Launch)}
     recipe, _ = _recipe("launch", [parsed.recipe], "", "")
-    flags = _mirror(recipe)
-    keywords["run"] = _as_run(recipe, tyro.cli(flags, prog=f"drivetrain launch {parsed.recipe}", args=others))
+    flags = mirror(recipe)
+    keywords["run"] = as_run(recipe, tyro.cli(flags, prog=f"drivetrain launch {parsed.recipe}", args=others))
     keywords["overrides"] = tuple(others)
     Launch(**keywords).check()
     return keywords
@@ -318,8 +317,6 @@ def progress_line(interval: float = 10.0) -> Callable[[Any], None]:
 
 # --- train: the fields of a recipe's Run as flags ---------------------------------------------------------------------
 
-FILLED_IN = ("recipe", "lake", "lake_version")  # by the recipe, and when the run starts
-
 
 def _recipe(verb: str, arguments: list[str], summary: str, example: str) -> tuple[Run, list[str]]:
     """The recipe that the first argument names, and the other arguments."""
@@ -344,64 +341,9 @@ def _recipe(verb: str, arguments: list[str], summary: str, example: str) -> tupl
 
 def _with_overrides(recipe: Run) -> type:
     """`Train` with the fields of `recipe` as flags (`--batch.samples`), and its values as their defaults."""
-    flags = Annotated[_mirror(recipe), tyro.conf.arg(name="")]
+    flags = Annotated[mirror(recipe), tyro.conf.arg(name="")]
     default = field(default_factory=lambda: typing.get_args(flags)[0]())
     return dataclasses.make_dataclass("Train", [("run", flags, default)], bases=(Train,), frozen=True, kw_only=True)
-
-
-def _mirror(value: Any) -> type:
-    """A dataclass with the fields of the dataclass `value`, their values as defaults, and help from its docstring."""
-    hints, helps = typing.get_type_hints(type(value)), help_texts(type(value))
-    mirrored = []
-    for f in dataclasses.fields(value):
-        kind, default = hints[f.name], getattr(value, f.name)
-        if f.name in FILLED_IN or _is_nested_dict(kind):
-            continue
-        if dataclasses.is_dataclass(default):
-            mirrored.append((f.name, inner := _mirror(default), field(default_factory=inner)))
-            continue
-        if (inner := _optional_dataclass(kind)) is not None:  # --batch.shape 4096 32 32
-            kind = tuple[tuple(typing.get_type_hints(inner).values())] | None  # type: ignore[misc]
-        kind = Annotated[kind, tyro.conf.arg(help=helps.get(f.name, ""))]
-        mirrored.append((f.name, kind, field(default_factory=lambda default=default: default)))
-    return dataclasses.make_dataclass(type(value).__name__, mirrored, frozen=True, kw_only=True)
-
-
-def _as_run(value: Any, mirrored: Any) -> Any:
-    """`value` with the fields that the parsed `mirrored` has."""
-    changes = {}
-    for f in dataclasses.fields(mirrored):
-        new, old = getattr(mirrored, f.name), getattr(value, f.name)
-        if dataclasses.is_dataclass(old):
-            new = _as_run(old, new)
-        elif isinstance(new, tuple) and (inner := _optional_dataclass(typing.get_type_hints(type(value))[f.name])):
-            new = inner(*new)
-        changes[f.name] = new
-    return dataclasses.replace(value, **changes)
-
-
-def _is_nested_dict(kind: Any) -> bool:
-    """A dict of dicts has no form as a flag; it is set in a recipe."""
-    return typing.get_origin(kind) is dict and typing.get_origin(typing.get_args(kind)[1]) is dict
-
-
-def _optional_dataclass(kind: Any) -> type | None:
-    """D for the annotation `D | None` where D is a dataclass."""
-    if typing.get_origin(kind) not in (typing.Union, types.UnionType):
-        return None
-    return next((a for a in typing.get_args(kind) if dataclasses.is_dataclass(a)), None)  # type: ignore[return-value]
-
-
-def help_texts(kind: type) -> dict[str, str]:
-    """Field -> what the docstring says of it, where it says `field: text`, `field, field: text` or `prefix_*: text`."""
-    fields = [f.name for f in dataclasses.fields(kind)]
-    text = " ".join((kind.__doc__ or "").split())
-    parts = re.split(r"(?<!\S)([a-z]\w*\*?(?:, [a-z]\w*\*?)*): ", text)
-    texts: dict[str, str] = {}
-    for listed, said in zip(parts[1::2], parts[2::2], strict=True):
-        for pattern in listed.split(", "):
-            texts.update(dict.fromkeys(fnmatch.filter(fields, pattern), said.strip()))
-    return texts
 
 
 # --- checks that cost nothing, before anything is imported or written -------------------------------------------------
