@@ -44,7 +44,7 @@ def places(tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def kuberay() -> dict[str, str]:
-    place = ["--lake", "s3://bucket/lake", "--out", "/work/out"]
+    place = ["--lake", "s3://bucket/lake", "--out", "/scratch/out"]
     size = ["--on", "kuberay", "--nodes", "4", "--gpus-per-node", "8", "--ray.min-nodes", "2", "--cpus-per-node", "96"]
     return launched(["groot_finetune", *size, *place, *CLUSTER, *OVERRIDES])
 
@@ -116,7 +116,7 @@ def test_a_rayjob_ingests_and_starts_the_same_run(kuberay: dict[str, str], tmp_p
     keywords = parse("launch", second[2:])
     assert keywords["start"] and keywords["on"] == "ray"
     assert (keywords["nodes"], keywords["gpus_per_node"], keywords["ray"].min_nodes) == (4, 8, 2)
-    assert (keywords["lake"], keywords["out"]) == ("s3://bucket/lake", Path("/work/out"))
+    assert (keywords["lake"], keywords["out"]) == ("s3://bucket/lake", Path("/scratch/out"))
     assert (
         keywords["run"]
         == parse("train", ["groot_finetune", "--lake", "s3://x", "--out", str(tmp_path), *OVERRIDES])["run"]
