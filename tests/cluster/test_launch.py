@@ -17,7 +17,7 @@ from drivetrain.types import UsageError
 
 OVERRIDES = ["--steps", "7", "--batch.packs", "32", "--mixture.weights", "a", "1", "b", "3", "--policy.no-tune-llm"]
 CLUSTER = [
-    "--kuberay.image", "registry.example/drivetrain:1", "--kuberay.volume", "work:/work", "--kuberay.rdma", "rdma/hca=8",
+    "--kuberay.image", "registry.example/drivetrain:1", "--kuberay.volume", "work:/scratch", "--kuberay.rdma", "rdma/hca=8",
     "--kuberay.host-network", "--kuberay.secrets", "s3-credentials", "hub-token", "--kuberay.data-workers", "1", "6",
     "--kuberay.ingest", "hf://datasets/lerobot/pusht", "--kuberay.node-selector", "gpu", "h200",
 ]  # fmt: skip
@@ -212,7 +212,7 @@ BAD = [
     (["--on", "kuberay", "--nodes", "1", "--gpus-per-node", "1"], "Give --kuberay.image"),
     (["--on", "kuberay", "--nodes", "1", "--gpus-per-node", "1", "--kuberay.image", "i"], "--kuberay.volume"),
     (
-        ["--on", "kuberay", "--nodes", "1", "--gpus-per-node", "1", "--kuberay.image", "i", "--kuberay.volume", "c:/work"],
+        ["--on", "kuberay", "--nodes", "1", "--gpus-per-node", "1", "--kuberay.image", "i", "--kuberay.volume", "c:/scratch"],
         "would be lost with its pod",
     ),
     (["--on", "slurm", "--nodes", "0", "--gpus-per-node", "1"], "--nodes is 0"),
