@@ -113,18 +113,31 @@ class Inspect:
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    lake: str
+    lake: str = ""
     """Folder or s3:// prefix of the lake that `drivetrain ingest` wrote."""
-    out: Path
+    out: Path = Path()
     """Folder of the run: run.json, metrics.jsonl, checkpoints."""
     resume: Literal["auto", "changed", "never"] = "never"
     """auto: go on from the newest whole checkpoint in --out; changed: also with settings that bend the run; never: refuse
     a folder that already holds a run."""
+    dry_run: bool = False
+    """Train nothing: one step of one of --gpus ranks in shapes alone, and what it takes. Needs no --lake and no --out."""
+    gpus: int = 1
+    """With --dry-run: how many GPUs."""
+    rank: int = 0
+    """With --dry-run: which of them, counted from 0."""
+    cameras: int = 2
+    """With --dry-run: images of a sample."""
     run: Any  # the Run: a recipe with its overrides; `_with_overrides` makes the flags
 
     def check(self) -> None:
         at_least(1, steps=self.run.steps, save_every=self.run.save_every, log_every=self.run.log_every)
         at_least(1, **{"batch.samples": self.run.batch.samples, "batch.packs": self.run.batch.packs})
+        at_least(1, gpus=self.gpus, cameras=self.cameras)
+        if self.dry_run:
+            return
+        if not self.lake or self.out == Path():
+            raise UsageError("train needs --lake and --out. Without them only --dry-run works.")
         if "://" not in self.lake:
             existing_folder("--lake", Path(self.lake), "a lake; `drivetrain ingest` makes one")
         writable_folder("--out", self.out)

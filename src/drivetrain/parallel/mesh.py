@@ -84,16 +84,20 @@ def world(shard: int = 0, threads: int = 0) -> Iterator[World]:
     store, rank, size = _meeting_point()
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     try:
-        shard = shard or size
-        if size % shard:
-            raise DrivetrainError(f"{size} processes cannot be split into groups of {shard}; change --shard.")
-        axes = {"replicate": size // shard, "shard": shard}
-        if axes["replicate"] == 1:  # an axis of one would still cost a reduction of every gradient
-            del axes["replicate"]
-        mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
-        yield World(rank, size, device, mesh)
+        yield World(rank, size, device, make_mesh(device, size, shard))
     finally:
         dist.destroy_process_group()
+
+
+def make_mesh(device: torch.device, size: int, shard: int) -> DeviceMesh:
+    """The mesh of a `World` of `size` processes; shard as in `world`."""
+    shard = shard or size
+    if size % shard:
+        raise DrivetrainError(f"{size} processes cannot be split into groups of {shard}; change --shard.")
+    axes = {"replicate": size // shard, "shard": shard}
+    if axes["replicate"] == 1:  # an axis of one would still cost a reduction of every gradient
+        del axes["replicate"]
+    return init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
 
 def _meeting_point() -> tuple[Store, int, int]:

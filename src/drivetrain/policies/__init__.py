@@ -1,7 +1,7 @@
 """Policies. Each lives in a folder of its own and is found through its config class, so there is no list to extend.
 
 A policy's folder holds `config.py` (dimensions), `model.py` (`make_model`), `processor.py` (`make_processor`),
-`parallelize.py` (`parallelize`), `weights.py` (`load`) and `cost.py` (`flops`).
+`parallelize.py` (`parallelize`), `weights.py` (`load`) and `cost.py` (`flops`, `sample_tokens`).
 """
 
 from __future__ import annotations
@@ -72,6 +72,15 @@ def flops_by_part(config: Any, tokens: Sequence[int], images: int, draws: int = 
     draws:  K, flow draws per sample.   Recomputation is not counted, nor are padding and empty slots of a pack.
     """
     return _room(config, "cost").flops(config, tokens, images, draws)
+
+
+def sample_tokens(config: Any, cameras: int) -> int:
+    """Tokens of a sample with so many cameras and an instruction of usual length, where no data set is at hand."""
+    return _room(config, "cost").sample_tokens(config, cameras)
+
+
+def tokens_per_image(config: Any) -> int:
+    return (config.vision.image_size // config.vision.patch_size) ** 2
 
 
 def _room(config: Any, name: str) -> ModuleType:

@@ -29,19 +29,36 @@ from drivetrain.train.stop import StopRequest, stop_on_signal
 from drivetrain.types import DrivetrainError, Interrupted, Processor
 
 if TYPE_CHECKING:
+    from drivetrain.cluster.dry_run import DryRun
     from drivetrain.lake.lake import Lake
 
 
-def train(run: Run, lake: str, out: Path, *, resume: Literal["auto", "changed", "never"] = "never") -> None:
+def train(
+    run: Run,
+    lake: str,
+    out: Path,
+    *,
+    resume: Literal["auto", "changed", "never"] = "never",
+    dry_run: bool = False,
+    gpus: int = 1,
+    rank: int = 0,
+    cameras: int = 2,
+) -> DryRun | None:
     """Train `run` on `lake` into `out`: `run.json`, `metrics.jsonl` and `checkpoints/`.
 
     resume: "auto" continues from the newest checkpoint in `out` that is whole, or starts where there is none;
             "changed" does so with settings that bend the run; "never" refuses a folder that already holds a run.
+    dry_run: train nothing; return what one step of rank `rank` of `gpus` takes, for samples of `cameras` images.
     Raises Interrupted where SIGTERM or SIGINT came: after the update at hand, with a checkpoint of it, within run.grace.
     """
+    if dry_run:
+        from drivetrain.cluster import dry_run as rehearsal
+
+        return rehearsal.dry_run(run, gpus, rank, cameras)
     with world(run.shard, run.threads) as here, stop_on_signal(run.grace) as stop, contextlib.ExitStack() as held:
         candidates = here.first(lambda: _enter(out, resume, held))
         _train(run, lake, out, resume, candidates, here, stop)
+    return None
 
 
 def _enter(out: Path, resume: str, held: contextlib.ExitStack) -> list[Path]:

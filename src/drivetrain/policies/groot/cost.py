@@ -42,3 +42,9 @@ def flops(config: GrootConfig, tokens: Sequence[int], images: int, draws: int) -
         "projectors": products(state + encode, trained=tuned, reaches=False)
         + products(decode, trained=tuned, reaches=True),
     }
+
+
+def sample_tokens(config: GrootConfig, cameras: int) -> int:
+    """With 15 tokens of instruction, in the published template: 19, and 7 around each image; bytes have no template."""
+    template = 1 if config.language.tokenizer == "bytes" else 19 + 7 * cameras
+    return template + 15 + cameras * tokens_per_image(config.vision)

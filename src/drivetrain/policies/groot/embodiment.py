@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from drivetrain.policies.blocks.attention import on_host
 from drivetrain.policies.blocks.flow import sinusoid
 
 
@@ -33,7 +34,9 @@ def group_embodiments(embodiment: Tensor, categories: int) -> EmbodimentGroups:
     every = torch.arange(categories, device=embodiment.device)
     counts = (embodiment[:, None] == every).sum(dim=0)
     slots = None
-    if not embodiment.is_cuda:
+    if not on_host(embodiment) and not embodiment.is_cuda:  # a dry run has shapes without values: one embodiment
+        slots = ((0, embodiment.shape[0]),)
+    elif not embodiment.is_cuda:
         slots = tuple((slot, count) for slot, count in enumerate(counts.tolist()) if count)
         assert sum(count for _, count in slots) == embodiment.shape[0], f"embodiment outside 0..{categories - 1}"
     return EmbodimentGroups(embodiment, order, torch.argsort(order), counts.cumsum(0).int(), slots)

@@ -30,3 +30,8 @@ def flops(config: Pi05Config, tokens: Sequence[int], images: int, draws: int) ->
         "attention": attention(deep * squares, heads, reaches=sees or trained) + attention(pairs, heads, reaches=True),
         "projections": products(rows * 2 * width * config.action_width + chunks * time, trained=True, reaches=True),
     }
+
+
+def sample_tokens(config: Pi05Config, cameras: int) -> int:
+    """With 45 tokens of prompt: a short instruction and a state of 8 dimensions. Without the state, 20."""
+    return (45 if config.state_in_prompt else 20) + cameras * tokens_per_image(config.vision)
