@@ -31,6 +31,7 @@ from drivetrain.train.stop import StopRequest
 from drivetrain.types import DrivetrainError, PackedBatch, PackShape, StepPacks
 
 GIB = 2**30
+GPUS_PER_NODE = 8  # over which a copy of the parameters is spread where the run does not say
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def dry_run(run: Run, gpus: int, rank: int = 0, cameras: int = 2) -> DryRun:
     per_pack = -(-batch.samples // batch.packs)
     shape = batch.shape or usual_shape(run, per_pack, cameras)
     run = replace(run, batch=replace(batch, shape=shape))
-    with fake_world(gpus, rank, run.shard) as here, FakeTensorMode():
+    with fake_world(gpus, rank, run.shard or min(gpus, GPUS_PER_NODE)) as here, FakeTensorMode():
         model = make_model(run.policy)
         parallelize(run.policy, model, here.mesh, run.precision)
         optimizer = make_optimizer(model, run.optimizer)

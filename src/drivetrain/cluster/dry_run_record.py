@@ -70,7 +70,7 @@ _KINDS = {
     "all_to_all_single": ("all-to-all", 0),
     "alltoall_base_": ("all-to-all", 0),
 }
-_SILENT = {"wait_tensor", "barrier", "monitored_barrier_"}
+_SILENT = {"_wrap_tensor_autograd", "wait_tensor", "barrier", "monitored_barrier_"}
 
 
 class Recorder(TorchDispatchMode):

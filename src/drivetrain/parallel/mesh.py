@@ -70,7 +70,7 @@ class World:
 def world(shard: int = 0, threads: int = 0) -> Iterator[World]:
     """Join the processes that torchrun started, or be a world of one.
 
-    shard:   processes that share one copy of the parameters; 0: all of them.
+    shard:   processes that share one copy of the parameters; 0: those of a node.
     threads: CPU threads of this process; 0 keeps torch's default.
     """
     if threads:
@@ -91,13 +91,22 @@ def world(shard: int = 0, threads: int = 0) -> Iterator[World]:
 
 def make_mesh(device: torch.device, size: int, shard: int) -> DeviceMesh:
     """The mesh of a `World` of `size` processes; shard as in `world`."""
-    shard = shard or size
+    shard = shard or usual_shard(size)
     if size % shard:
         raise DrivetrainError(f"{size} processes cannot be split into groups of {shard}; change --shard.")
     axes = {"replicate": size // shard, "shard": shard}
     if axes["replicate"] == 1:  # an axis of one would still cost a reduction of every gradient
         del axes["replicate"]
     return init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+
+
+def usual_shard(size: int) -> int:
+    """Processes that share one copy of the parameters when nothing is said: those of a node, which its fast links join.
+
+    All of them where torchrun did not tell how many a node has, or nodes differ.
+    """
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    return local if size % local == 0 else size
 
 
 def _meeting_point() -> tuple[Store, int, int]:
