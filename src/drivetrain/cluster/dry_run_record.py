@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -174,7 +175,7 @@ def _group(args: tuple) -> dist.ProcessGroup:
         if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
             return dist.ProcessGroup.unbox(argument)
     named = [argument for argument in args if isinstance(argument, str)]
-    return torch._C._distributed_c10d._resolve_process_group(named[-1])
+    return _resolve_process_group(named[-1])
 
 
 def peak(allocations: list[Allocation], marks: dict[str, int]) -> tuple[int, dict[str, int]]:
