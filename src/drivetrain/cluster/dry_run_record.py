@@ -175,7 +175,7 @@ def _group(args: tuple) -> dist.ProcessGroup:
         if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
             return dist.ProcessGroup.unbox(argument)
     named = [argument for argument in args if isinstance(argument, str)]
-    return _resolve_process_group(named[-1])
+    return _resolve_process_group(named[-1])  # type: ignore[arg-type]
 
 
 def peak(allocations: list[Allocation], marks: dict[str, int]) -> tuple[int, dict[str, int]]:
